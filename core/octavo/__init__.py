@@ -1,0 +1,35 @@
+"""Octavo serves large language models on whatever accelerator is there."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.config import EngineConfig
+    from octavo.engine.llm import LLM
+    from octavo.engine.outputs import CompletionOutput, RequestOutput
+    from octavo.errors import OctavoError
+    from octavo.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "CompletionOutput", "EngineConfig", "OctavoError", "RequestOutput", "SamplingParams"]
+
+# Resolved on first use: a plugin that imports octavo.contract must not pull in the engine.
+_HOMES = {
+    "LLM": "octavo.engine.llm",
+    "CompletionOutput": "octavo.engine.outputs",
+    "EngineConfig": "octavo.config",
+    "OctavoError": "octavo.errors",
+    "RequestOutput": "octavo.engine.outputs",
+    "SamplingParams": "octavo.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""KV blocks: the pool, the prefix cache and the block tables."""

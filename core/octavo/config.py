@@ -1,0 +1,282 @@
+"""Settings: one tree of frozen dataclasses. Flags, environment and YAML fill the same fields.
+
+A field that is None was left to Octavo, which settles it from the model and the platform when the engine
+starts; `octavo info` prints what came out. Each field's help is the text of its flag.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from octavo.errors import ConfigError
+
+__all__ = [
+    "CacheConfig",
+    "EngineConfig",
+    "ModelConfig",
+    "ParallelConfig",
+    "PlatformConfig",
+    "SchedulerConfig",
+    "Setting",
+    "settings",
+]
+
+ENVIRONMENT_PREFIX = "OCTAVO_"
+
+
+def _setting(default: Any, help: str, *, alias: tuple[str, ...] = (), at_least: float | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "alias": alias, "at_least": at_least})
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What is served."""
+
+    model: str = _setting("demo", "folder in Hugging Face layout, .gguf file, hub name, or 'demo'")
+    tokenizer: str | None = _setting(None, "folder or file of the tokenizer, where it is not the model's own")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
+        "auto", "of weights and activations; auto: the checkpoint's, where the platform has it"
+    )
+    max_model_len: int | None = _setting(
+        None, "longest prompt and output together, in tokens; unset: the model's own", at_least=1
+    )
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = _setting(
+        "auto", "where weights come from; dummy: random ones, for benchmarks"
+    )
+    quantization: str | None = _setting(None, "weight format made at load; unset: as the file has them")
+    seed: int = _setting(0, "from which the seeds of requests without one are drawn")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """Paged KV memory."""
+
+    block_size: int | None = _setting(None, "tokens a KV block; unset: the platform's preference", at_least=1)
+    memory_utilization: float = _setting(
+        0.9, "share of device memory for weights, workspace and KV blocks", alias=("gpu_memory_utilization",)
+    )
+    num_blocks_override: int | None = _setting(
+        None, "number of KV blocks, whatever memory says", alias=("num_gpu_blocks_override",), at_least=1
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
+        "auto", "of stored keys and values; auto: dtype"
+    )
+    enable_prefix_caching: bool = _setting(True, "reuse KV blocks of prompts that begin alike")
+    swap_space: float | None = _setting(
+        None,
+        "GiB of host memory for preempted requests; unset: 4, or 0 where the device shares host memory",
+        at_least=0,
+    )
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Who runs in a step."""
+
+    max_num_seqs: int = _setting(64, "sequences that run at once", at_least=1)
+    max_num_batched_tokens: int | None = _setting(
+        None, "tokens a step; unset: 2048, or max_model_len where chunked prefill is off", at_least=1
+    )
+    enable_chunked_prefill: bool = _setting(True, "let a long prompt run over several steps")
+    scheduling_policy: Literal["fcfs", "priority"] = _setting(
+        "fcfs", "who goes first: by arrival, or by priority (lower first) and then arrival"
+    )
+    preemption_mode: Literal["recompute", "swap"] = _setting(
+        "recompute", "what happens to a request that must make room: computed again, or moved to swap_space"
+    )
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How many devices share one model."""
+
+    tensor_parallel_size: int = _setting(1, "devices that share each layer", at_least=1)
+    pipeline_parallel_size: int = _setting(1, "groups of devices that share the layers out", at_least=1)
+
+
+@dataclass(frozen=True)
+class PlatformConfig:
+    """On what it runs."""
+
+    platform: str | None = _setting(None, "name of the platform; unset: the available one of highest priority")
+    device: int = _setting(0, "index of the device on the platform", at_least=0)
+    num_threads: int | None = _setting(
+        None, "host threads of kernels; unset: what affinity and cgroup allow", at_least=1
+    )
+    strict_ops: bool = _setting(False, "refuse to start where an op would fall back to a slower implementation")
+    deterministic: bool = _setting(False, "refuse a chain of ops whose rows depend on their batch mates")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything the engine is told. `EngineConfig.of(model="demo", max_num_seqs=8)` sorts flat names."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    platform: PlatformConfig = field(default_factory=PlatformConfig)
+
+    @classmethod
+    def of(cls, **flat: Any) -> "EngineConfig":
+        """A config from flat setting names, as flags, keyword arguments and YAML give them.
+
+        Raises:
+            ConfigError: an unknown name (the nearest known ones are listed) or a value out of range.
+
+        """
+        known = {name: setting for setting in settings() for name in setting.names}
+        groups: dict[str, dict[str, Any]] = {}
+        for name, value in flat.items():
+            if name not in known:
+                raise ConfigError(_unknown(name, known))
+            setting = known[name]
+            given = groups.setdefault(setting.group, {})
+            if setting.name in given:
+                raise ConfigError(f"{setting.name} is given twice, also as {name}")
+            given[setting.name] = setting.check(value)
+        parts: dict[str, Any] = {group: part(**groups.get(group, {})) for group, part in _GROUPS.items()}
+        return cls(**parts)
+
+    @classmethod
+    def load(cls, file: str | os.PathLike[str] | None = None, **flat: Any) -> "EngineConfig":
+        """A config from a YAML file, the environment and keyword arguments; the later ones win."""
+        given = {**_read_yaml(file), **_read_environment(os.environ)}
+        return cls.of(**{**given, **flat})
+
+    def flat(self) -> dict[str, Any]:
+        """Setting name to value."""
+        return {s.name: getattr(getattr(self, s.group), s.name) for s in settings()}
+
+    def but(self, **flat: Any) -> "EngineConfig":
+        """A copy with settings replaced."""
+        return EngineConfig.of(**{**self.flat(), **flat})
+
+    def unset(self) -> frozenset[str]:
+        """Names of the settings that stand at None, to be settled when the engine starts."""
+        return frozenset(name for name, value in self.flat().items() if value is None)
+
+
+_GROUPS: dict[str, Any] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
+    "platform": PlatformConfig,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of the tree, as a flag sees it."""
+
+    group: str
+    name: str
+    type: Any
+    default: Any
+    help: str
+    alias: tuple[str, ...]
+    at_least: float | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and its aliases."""
+        return (self.name, *self.alias)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The allowed values, where they are listed."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def base_type(self) -> type:
+        """bool, int, float or str, without its None."""
+        if self.choices:
+            return str
+        inner = [t for t in get_args(self.type) if t is not type(None)]
+        found = inner[0] if inner else self.type
+        assert isinstance(found, type)
+        return found
+
+    def parse(self, text: str) -> Any:
+        """The value that a flag's, variable's or YAML scalar's text means."""
+        if self.base_type is bool:
+            if text.lower() in ("1", "true", "yes", "on"):
+                return True
+            if text.lower() in ("0", "false", "no", "off"):
+                return False
+            raise ConfigError(f"{self.name} must be true or false, got {text!r}")
+        try:
+            return self.base_type(text)
+        except ValueError:
+            raise ConfigError(f"{self.name} must be of type {self.base_type.__name__}, got {text!r}") from None
+
+    def check(self, value: Any) -> Any:
+        """The value, if it is allowed.
+
+        Raises:
+            ConfigError: it is not.
+
+        """
+        if value is None and type(None) in get_args(self.type):
+            return None
+        if self.choices:
+            if value not in self.choices:
+                raise ConfigError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}")
+            return value
+        if self.base_type is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if self.base_type is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if not isinstance(value, self.base_type) or (isinstance(value, bool) and self.base_type is not bool):
+            raise ConfigError(f"{self.name} must be of type {self.base_type.__name__}, got {value!r}")
+        if self.at_least is not None and value < self.at_least:
+            raise ConfigError(f"{self.name} must be at least {self.at_least:g}, got {value!r}")
+        if self.name == "memory_utilization" and not 0 < value <= 1:
+            raise ConfigError(f"memory_utilization must be over 0 and at most 1, got {value!r}")
+        return value
+
+
+def settings() -> Iterator[Setting]:
+    """Every setting of the tree."""
+    for group, part in _GROUPS.items():
+        hints = get_type_hints(part)
+        for f in fields(part):
+            meta = f.metadata
+            yield Setting(group, f.name, hints[f.name], f.default, meta["help"], meta["alias"], meta["at_least"])
+
+
+def _unknown(name: str, known: Mapping[str, Setting]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else f"; known are {', '.join(sorted(known))}"
+    return f"unknown setting {name!r}{hint}"
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        setting.name: setting.parse(environment[variable])
+        for setting in settings()
+        if (variable := ENVIRONMENT_PREFIX + setting.name.upper()) in environment
+    }
+
+
+def _read_yaml(file: str | os.PathLike[str] | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the settings file {os.fspath(file)}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{os.fspath(file)} is not YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"{os.fspath(file)} must map setting names to values")
+    return {key.replace("-", "_"): value for key, value in content.items()}

@@ -1,0 +1,199 @@
+"""The ops of the generic program: what each computes, its arguments, and how an implementation is offered.
+
+An op takes one frozen args object, so that a later minor version can add a field with a default. Which
+implementation serves is decided once, when the model loads, from an `OpSignature`: everything about the call
+that is known before the first token. The truth of each op is in `reference.py`.
+
+Letters: T tokens, H hidden size, I intermediate size, N output features, K input features, V vocabulary,
+D head size, P positions. All tensors are on the platform's device; unless a line says so, the last axis is
+contiguous and rows may be strided.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from octavo.contract.support import Support
+
+__all__ = [
+    "OPS",
+    "TIERS",
+    "ActAndMul",
+    "Activation",
+    "Embedding",
+    "FusedAddRMSNorm",
+    "LayerNorm",
+    "Linear",
+    "OpDefinition",
+    "OpImpl",
+    "OpSignature",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "Tier",
+]
+
+Tier = Literal["native", "portable", "reference"]
+TIERS: tuple[Tier, ...] = ("native", "portable", "reference")  # in the order in which they are tried
+
+
+class RMSNorm(msgspec.Struct, frozen=True):
+    """y[T, H] = x / sqrt(mean(x^2) + eps) * (weight + weight_offset), computed in float32, in x's dtype.
+
+    `weight` is None for a norm without one. Any number of leading axes. Zhang and Sennrich 2019.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor | None
+    eps: float
+    weight_offset: float = 0.0
+
+
+class FusedAddRMSNorm(msgspec.Struct, frozen=True):
+    """r = x + residual, rounded to the dtype; returns (rms_norm(r), r). Inputs [T, H] may be overwritten.
+
+    Both inputs must not be read again by the caller: an implementation may reuse either for its results.
+    """
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    weight: torch.Tensor | None
+    eps: float
+    weight_offset: float = 0.0
+
+
+class LayerNorm(msgspec.Struct, frozen=True):
+    """y[T, H] = (x - mean) / sqrt(var + eps) * (weight + weight_offset) + bias, in float32, in x's dtype."""
+
+    x: torch.Tensor
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    eps: float
+    weight_offset: float = 0.0
+
+
+class RotaryEmbedding(msgspec.Struct, frozen=True):
+    """Rotate query [T, Hq, D] and key [T, Hkv, D] in place and return them.
+
+    `cos_sin` [P, rotary_dim] float32 holds cos of the rotary_dim / 2 angles, then sin, gain applied; row
+    `positions[t]` (int64) serves token t. Dims past rotary_dim are left as they are. Su et al. 2021.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    positions: torch.Tensor
+    cos_sin: torch.Tensor
+    interleaved: bool = False
+
+
+class Activation(msgspec.Struct, frozen=True):
+    """y = activation(x) by element; the name is fixed by the signature."""
+
+    x: torch.Tensor
+    activation: str
+
+
+class ActAndMul(msgspec.Struct, frozen=True):
+    """y[T, I] = activation(x[:, :I]) * x[:, I:] for x [T, 2 I], the gate first."""
+
+    x: torch.Tensor
+    activation: str
+
+
+class Linear(msgspec.Struct, frozen=True):
+    """y[T, N] = x[T, K] @ weight.T + bias. `weight` is what the implementation's `prepare` returned."""
+
+    x: torch.Tensor
+    weight: Any
+    bias: torch.Tensor | None = None
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    """y[T, H] = weight[token_ids] for weight [V, H] and token_ids [T] int64."""
+
+    token_ids: torch.Tensor
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True)
+class OpDefinition:
+    """One op of the contract: its args class and the traits that a signature of it carries."""
+
+    name: str
+    args: type[msgspec.Struct]
+    traits: tuple[str, ...] = ()
+
+
+OPS: dict[str, OpDefinition] = {
+    d.name: d
+    for d in (
+        OpDefinition("rms_norm", RMSNorm, ("hidden_size",)),
+        OpDefinition("fused_add_rms_norm", FusedAddRMSNorm, ("hidden_size",)),
+        OpDefinition("layer_norm", LayerNorm, ("hidden_size",)),
+        OpDefinition("rotary_embedding", RotaryEmbedding, ("head_size", "rotary_dim", "interleaved")),
+        OpDefinition("activation", Activation, ("activation",)),
+        OpDefinition("act_and_mul", ActAndMul, ("activation", "width")),
+        OpDefinition("linear", Linear, ("weight_format", "in_features", "out_features")),
+        OpDefinition("embedding", Embedding, ("hidden_size",)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class OpSignature:
+    """Everything about a call that is known when the model loads.
+
+    Attributes:
+        op: a key of `OPS`.
+        dtype: of activations.
+        device_type: torch's name for the kind of device that holds the tensors.
+        traits: (name, value) pairs, the names those of the op's definition; sizes are ints.
+
+    """
+
+    op: str
+    dtype: torch.dtype
+    device_type: str
+    traits: tuple[tuple[str, int | float | bool | str], ...] = ()
+
+    def trait(self, name: str, default: Any = None) -> Any:
+        """The value of a trait, or the default where the signature lacks it."""
+        return dict(self.traits).get(name, default)
+
+    def __str__(self) -> str:
+        traits = "".join(f", {name}={value}" for name, value in self.traits)
+        return f"{self.op}({str(self.dtype).removeprefix('torch.')}{traits})"
+
+
+def _any(signature: OpSignature) -> Support:
+    return Support.yes()
+
+
+@dataclass(frozen=True)
+class OpImpl:
+    """One implementation of one op.
+
+    Attributes:
+        op: a key of `OPS`.
+        provider: who offers it, as users see it ("torch", "triton").
+        tier: native (kernels of the platform), portable (one source for many), reference (torch).
+        fn: called with the op's args object; returns what the args class says.
+        supports: whether `fn` serves a signature, and why not. A yes that raises is a fault.
+        prepare: for linear, turns a weight [N, K] into what `fn` wants (packing); None: as it is.
+        graph_safe: whether a captured graph may contain it.
+        row_invariant: whether a row's result is bitwise the same whatever the other rows and their number.
+        api_minor: the contract's minor version it was written for.
+
+    """
+
+    op: str
+    provider: str
+    tier: Tier
+    fn: Callable[[Any], Any]
+    supports: Callable[[OpSignature], Support] = _any
+    prepare: Callable[[torch.Tensor], Any] | None = None
+    graph_safe: bool = False
+    row_invariant: Support = field(default=Support.no("the implementation makes no claim"))
+    api_minor: int = 0

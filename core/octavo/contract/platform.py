@@ -1,0 +1,151 @@
+"""A platform: one kind of hardware, as far as the engine needs to know it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from octavo.contract.attention import AttentionBackend, AttentionSpec
+from octavo.contract.ops import OpImpl
+from octavo.contract.program import Program
+from octavo.contract.spec import DecoderSpec
+
+__all__ = ["API_VERSION", "Capabilities", "CompileRequest", "MemoryInfo", "Platform", "PlatformInfo"]
+
+API_VERSION: tuple[int, int] = (0, 9)  # (major, minor) of this contract
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a device can do, as plain data. Empty means any.
+
+    Attributes:
+        dtypes: of weights and activations, the preferred one first.
+        kv_cache_dtypes: of stored keys and values, the preferred one first.
+        block_sizes: tokens a KV block, the preferred one first.
+        head_sizes: that its attention kernels were built for.
+        kernel_languages: in which portable kernels may be offered ("triton", ...).
+        graph_capture: which steps may be captured and replayed.
+        pinned_memory: host buffers may be pinned.
+        unified_memory: device memory is host memory.
+        int64_indexing: kernels address beyond 2^31 elements.
+        distributed_backend: torch.distributed's name for its collectives, or None.
+
+    """
+
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    kv_cache_dtypes: tuple[torch.dtype, ...] = ()
+    block_sizes: tuple[int, ...] = (16, 32, 8, 64, 128)
+    head_sizes: tuple[int, ...] = ()
+    kernel_languages: tuple[str, ...] = ()
+    graph_capture: Literal["never", "uniform_decode", "always"] = "never"
+    pinned_memory: bool = False
+    unified_memory: bool = False
+    int64_indexing: bool = True
+    distributed_backend: str | None = None
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """Bytes of device memory that are free for this process, and in all."""
+
+    free: int
+    total: int
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """What `Platform.compile` gets.
+
+    Attributes:
+        spec: the decoder.
+        weights: slot name ("embedding", "layers.3.attn.qkv", ...) to tensor, as the weight table filled it.
+        dtype: of activations.
+        attention: the spec of each KV group; the caches come later, through `Program.bind`.
+        max_tokens, max_rows: the largest step.
+
+    """
+
+    spec: DecoderSpec
+    weights: Mapping[str, torch.Tensor]
+    dtype: torch.dtype
+    attention: Sequence[AttentionSpec]
+    max_tokens: int
+    max_rows: int
+
+
+class Platform(ABC):
+    """One device of one kind. Made by `PlatformInfo.create`; passed around, never a global.
+
+    Required are `capabilities`, `device` and `memory_info`; every other hook has a working default.
+    """
+
+    name: str
+
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Frozen facts; asked once."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where weights and activations live."""
+
+    @abstractmethod
+    def memory_info(self) -> MemoryInfo:
+        """Bytes (free, total) of device memory; what other processes and containers hold is not free."""
+
+    def synchronize(self) -> None:
+        """(optional) Wait for all submitted work. Default: nothing, for devices that run in order with the host."""
+
+    def config_defaults(self, view: Mapping[str, Any]) -> Mapping[str, Any]:
+        """(optional) Settings this platform prefers where the user left them unset.
+
+        `view` maps setting names to what the user gave (unset ones are absent). Default: no preference.
+        """
+        return {}
+
+    def ops(self) -> list[OpImpl]:
+        """(optional) Implementations of ops. Default: none, so that portable and reference ops serve."""
+        return []
+
+    def attention_backends(self) -> list[AttentionBackend]:
+        """(optional) Attention backends, preferred first. Default: none, so that the reference serves."""
+        return []
+
+    def compile(self, request: CompileRequest) -> Program | None:
+        """(optional) A program of its own for a spec. Default: None, the generic program runs."""
+        return None
+
+    def diagnostics(self) -> Mapping[str, str]:
+        """(optional) What `octavo info` prints of this device: name to one line. Default: nothing."""
+        return {}
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """(optional) How many host threads its kernels may use. Default: nothing."""
+
+
+@dataclass(frozen=True)
+class PlatformInfo:
+    """What the `octavo_platforms` hook returns: facts found without touching a device.
+
+    Attributes:
+        name: what `--platform` takes; lower case, digits, "-" and "_".
+        api_version: the contract's (major, minor) the plugin was written for.
+        available: whether it can serve here.
+        reason: why, or why not, in one clause ("driver 12.8 found", "no driver library").
+        priority: the available platform of highest priority is chosen; the in-tree host platform has 0.
+        devices: one line a device, as users know them.
+        create: makes the platform for a device index; the first moment that may touch the device.
+
+    """
+
+    name: str
+    api_version: tuple[int, int]
+    available: bool
+    reason: str
+    create: Callable[[int], Platform]
+    priority: int = 0
+    devices: tuple[str, ...] = field(default=())

@@ -1,0 +1,1 @@
+"""Requests in, tokens out: the loop and its offline front."""

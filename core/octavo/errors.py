@@ -1,0 +1,45 @@
+"""Errors that reach a user. Each message says what was given, what is allowed and which setting changes it.
+
+Everything a user can cause derives from `OctavoError`, so a command line prints it as one line and a server
+answers with its message; anything else that escapes is a fault of the engine and keeps its traceback.
+"""
+
+__all__ = [
+    "ConfigError",
+    "ModelError",
+    "OctavoError",
+    "PlatformError",
+    "RequestError",
+    "UnsupportedError",
+]
+
+
+class OctavoError(Exception):
+    """Base of every error that a user can cause and mend."""
+
+
+class ConfigError(OctavoError):
+    """A setting is unknown, out of range, or does not fit the model or the machine."""
+
+
+class ModelError(OctavoError):
+    """A model's files are missing, broken or contradict each other."""
+
+
+class UnsupportedError(ModelError):
+    """A model asks for something that no program here can run; the message names it."""
+
+
+class PlatformError(OctavoError):
+    """No platform can serve, a plugin is broken, or a platform refuses what is asked of it."""
+
+
+class RequestError(OctavoError):
+    """One request is malformed or can never be served. Other requests are untouched.
+
+    `param` names the field at fault, as the client spelt it, or is None where no single field is.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param

@@ -1,0 +1,1 @@
+"""Running a step on the devices and drawing tokens."""

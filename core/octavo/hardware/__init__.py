@@ -1,0 +1,1 @@
+"""Finding platforms, choosing one, and resolving each op to an implementation."""

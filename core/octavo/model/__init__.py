@@ -1,0 +1,1 @@
+"""A checkpoint becomes a spec, weights and a program."""

@@ -1,0 +1,1 @@
+"""Model families: from a config to a `DecoderSpec` and a table of weight names."""

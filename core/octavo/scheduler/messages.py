@@ -1,0 +1,144 @@
+"""What the scheduler sends to an executor each step, and what comes back: plain messages, no shared objects.
+
+A sequence is known to the executor by `seq_id`, unique for the engine's life. The executor keeps, for each
+sequence it was told of, the token ids, the block table and the sampling state; the scheduler sends the whole
+once and then changes only. Preemption and the end of a sequence both come as a removal; a sequence that
+resumes comes as a new one, with the tokens it had.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from octavo.sampling_params import SamplingParams
+
+__all__ = [
+    "ModelRunnerOutput",
+    "NewSequence",
+    "ScheduledSequence",
+    "SchedulerOutput",
+    "SequenceFailure",
+    "TokenLogprobs",
+]
+
+
+@dataclass(frozen=True)
+class NewSequence:
+    """A sequence that the executor has not got: just admitted, forked, or resumed after a preemption.
+
+    Attributes:
+        seq_id: how later messages name it.
+        sample_index: which of the request's n samples it is; with the seed it keys the random numbers.
+        token_ids: prompt and whatever was generated before.
+        num_prompt_tokens: how many of them are the prompt.
+        params: of the request, with seed and the ids of bad words filled in.
+        eos_token_ids: ids that min_tokens holds off and ignore_eos ignores.
+        block_ids: the block table so far.
+        prompt_logprobs_from: first prompt position whose log-probability is still wanted, or None.
+
+    """
+
+    seq_id: int
+    sample_index: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    eos_token_ids: frozenset[int]
+    block_ids: list[int]
+    prompt_logprobs_from: int | None = None
+
+
+@dataclass(frozen=True)
+class ScheduledSequence:
+    """A sequence that computes in this step.
+
+    Attributes:
+        seq_id: the sequence.
+        num_computed: tokens in the KV cache before the step.
+        num_tokens: tokens that this step computes: positions num_computed to num_computed + num_tokens - 1.
+        new_block_ids: appended to its block table before the step.
+        replaced_blocks: (index in the block table, new block id), copy-on-write.
+        sample_for: sequences whose next token is drawn from the last row: itself, with its forks at the end
+            of a prompt of n > 1; empty while more known tokens remain to compute.
+
+    """
+
+    seq_id: int
+    num_computed: int
+    num_tokens: int
+    new_block_ids: tuple[int, ...] = ()
+    replaced_blocks: tuple[tuple[int, int], ...] = ()
+    sample_for: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    """One step. The executor applies removals, then additions, then swap-outs, swap-ins, copies, then computes.
+
+    Attributes:
+        step: counts from 0.
+        scheduled: who computes, in the order of the batch's rows.
+        new: sequences to add; may include some that compute nothing in this step (forks).
+        removed: seq_ids to forget.
+        swap_out: (device block, host block).
+        swap_in: (host block, device block).
+        copies: (device block, device block).
+
+    """
+
+    step: int
+    scheduled: tuple[ScheduledSequence, ...]
+    new: tuple[NewSequence, ...] = ()
+    removed: tuple[int, ...] = ()
+    swap_out: tuple[tuple[int, int], ...] = ()
+    swap_in: tuple[tuple[int, int], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(s.num_tokens for s in self.scheduled)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities at one position, of the model's raw distribution.
+
+    Attributes:
+        token_id: the token that stands there.
+        logprob: its natural-log probability.
+        rank: its rank, 1 for the most likely.
+        top_ids, top_logprobs: the most likely tokens, best first, the lower id of equals first.
+
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class SequenceFailure:
+    """A sequence whose part of the step failed (NaN logits, a sampler's error); the others go on."""
+
+    seq_id: int
+    message: str
+
+
+@dataclass(frozen=True)
+class ModelRunnerOutput:
+    """What a step gave.
+
+    Attributes:
+        token_ids: seq_id to the sampled token, for every sequence of a `sample_for`.
+        logprobs: seq_id to its log-probabilities, where asked for.
+        prompt_logprobs: seq_id to those of the prompt positions whose targets this chunk scored, in order.
+        failures: sequences that must end with an error.
+
+    """
+
+    token_ids: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    failures: tuple[SequenceFailure, ...] = ()
