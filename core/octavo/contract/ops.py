@@ -185,6 +185,7 @@ class OpImpl:
         graph_safe: whether a captured graph may contain it.
         row_invariant: whether a row's result is bitwise the same whatever the other rows and their number.
         api_minor: the contract's minor version it was written for.
+        version: of the kernels, free text; compiled artefacts are not shared between versions.
 
     """
 
@@ -197,3 +198,4 @@ class OpImpl:
     graph_safe: bool = False
     row_invariant: Support = field(default=Support.no("the implementation makes no claim"))
     api_minor: int = 0
+    version: str = ""

@@ -1,0 +1,203 @@
+"""The truth of paged attention in plain torch: on any device that torch reaches, slow where rows are many.
+
+Rows are served one after another, each in tiles of `TILE` queries that begin at absolute positions. A tile's
+matrix products have shapes that follow from its positions alone: queries that this step does not hold are
+zeros, and so are keys and values that no query of the step sees. So torch runs the same kernel on the same
+shapes for a token alone, in any batch, whole and in chunks, and the token's bits agree.
+
+Storage of a layer is a key tensor [num_blocks, block_size, num_kv_heads, head_size] and a value tensor
+[num_blocks, block_size, num_kv_heads, value_size]; with a latent spec the key tensor alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from octavo.contract.attention import AttentionBackend, AttentionBatch, AttentionSpec, KVCache
+from octavo.contract.support import Support
+
+__all__ = ["ReferenceAttention"]
+
+TILE = 16  # queries a matrix product
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Some queries of one row, all at positions of one tile, and the keys that they see.
+
+    Attributes:
+        tokens: which of the step's tokens.
+        queries: where they stand within the tile.
+        slots: [n] int64, of the keys that any of them sees, in order of position.
+        keys: where those stand within the tile's span of keys.
+        hidden: [TILE, span] bool, the keys that each query must not see.
+
+    """
+
+    tokens: slice
+    queries: slice
+    slots: torch.Tensor
+    keys: slice
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    cache: KVCache
+    tiles: tuple[_Tile, ...]
+    write_tokens: torch.Tensor | slice
+    write_slots: torch.Tensor
+
+
+class ReferenceAttention(AttentionBackend):
+    """Paged attention on torch's own operators, computed in float32 (float64 where the tensors are).
+
+    Reads no slot but those of visible positions: blocks that nobody wrote may hold NaN, and table entries
+    past a row's blocks, or before its window, may hold anything.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def supports(self, spec: AttentionSpec) -> Support:
+        """Everything in the usual float types."""
+        answer = Support.yes()
+        for what, dtype in (("dtype", spec.dtype), ("KV dtype", spec.kv_dtype)):
+            if dtype not in DTYPES:
+                known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+                answer &= Support.no(f"{what} {str(dtype).removeprefix('torch.')}, computed are {known}")
+        if spec.num_heads % spec.num_kv_heads:
+            answer &= Support.no(f"{spec.num_heads} heads cannot share {spec.num_kv_heads} KV heads evenly")
+        if spec.latent and (spec.num_kv_heads != 1 or spec.value_size > spec.head_size):
+            answer &= Support.no("a latent cache has one KV head, and its value is a prefix of the key")
+        return answer
+
+    @property
+    def row_invariant(self) -> Support:
+        """Yes: see the module's first lines."""
+        return Support.yes(f"products in tiles of {TILE} at absolute positions, bitwise as far as torch repeats itself")
+
+    def block_bytes(self, spec: AttentionSpec) -> int:
+        """Keys and values of every layer; keys alone where latent."""
+        dims = spec.head_size + (0 if spec.latent else spec.value_size)
+        return spec.num_layers * spec.block_size * spec.num_kv_heads * dims * spec.kv_dtype.itemsize
+
+    def allocate(self, spec: AttentionSpec, num_blocks: int) -> KVCache:
+        """Zeros on the device."""
+        return _allocate(spec, num_blocks, self.device)
+
+    def allocate_host(self, spec: AttentionSpec, num_blocks: int) -> KVCache:
+        """Zeros in host memory."""
+        return _allocate(spec, num_blocks, None)
+
+    def plan(self, cache: KVCache, batch: AttentionBatch) -> _Plan:
+        """Cut each row into tiles and look up the slots of what it sees."""
+        spec = cache.spec
+        tiles: list[_Tile] = []
+        for row in range(batch.num_rows):
+            first, last = int(batch.query_start_loc_host[row]), int(batch.query_start_loc_host[row + 1])
+            seq_len = int(batch.seq_lens_host[row])
+            if first == last:
+                continue
+            start = seq_len - (last - first)  # position of the row's first query
+            seen_from = _first_visible(start, spec.window)
+            positions = np.arange(seen_from, seq_len)
+            blocks = batch.block_table_host[row, positions // spec.block_size].astype(np.int64)
+            slots = torch.from_numpy(blocks * spec.block_size + positions % spec.block_size).to(self.device)
+            for tile_start in range(start // TILE * TILE, seq_len, TILE):
+                low, high = max(start, tile_start), min(seq_len, tile_start + TILE)
+                visible = _first_visible(low, spec.window)
+                span_start = _first_visible(tile_start, spec.window) // TILE * TILE
+                tiles.append(
+                    _Tile(
+                        tokens=slice(first + low - start, first + high - start),
+                        queries=slice(low - tile_start, high - tile_start),
+                        slots=slots[visible - seen_from : high - seen_from],
+                        keys=slice(visible - span_start, high - span_start),
+                        hidden=_hidden(tile_start, span_start, spec.window).to(self.device),
+                    )
+                )
+        kept = np.flatnonzero(batch.slot_mapping_host >= 0)
+        write_slots = torch.from_numpy(batch.slot_mapping_host[kept].astype(np.int64)).to(self.device)
+        all_kept = len(kept) == batch.num_tokens
+        write_tokens = slice(None) if all_kept else torch.from_numpy(kept).to(self.device)
+        return _Plan(cache, tuple(tiles), write_tokens, write_slots)
+
+    def write(self, plan: _Plan, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Scatter by slot."""
+        for storage, new in zip(_storage(plan.cache, layer), (key, value), strict=False):
+            storage[plan.write_slots] = new[plan.write_tokens].to(storage.dtype)
+
+    def attend(
+        self,
+        plan: _Plan,
+        layer: int,
+        query: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        """Tile by tile."""
+        spec = plan.cache.spec
+        stored = _storage(plan.cache, layer)
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads)
+        for tile in plan.tiles:
+            span = tile.hidden.shape[1]
+            q = query.new_zeros(TILE, *heads, spec.head_size, dtype=wide)
+            q[tile.queries] = query[tile.tokens].reshape(-1, *heads, spec.head_size).to(wide)
+            k = query.new_zeros(spec.num_kv_heads, span, spec.head_size, dtype=wide)
+            k[:, tile.keys] = stored[0][tile.slots].transpose(0, 1).to(wide)
+            if spec.latent:
+                v = k[..., : spec.value_size]
+            else:
+                v = query.new_zeros(spec.num_kv_heads, span, spec.value_size, dtype=wide)
+                v[:, tile.keys] = stored[1][tile.slots].transpose(0, 1).to(wide)
+            # [Hkv, group x TILE, D]: the query heads of one KV head are rows of one product.
+            rows = q.permute(1, 2, 0, 3).flatten(1, 2)
+            scores = (torch.bmm(rows, k.transpose(1, 2)) * spec.scale).view(*heads, TILE, span)
+            if spec.softcap is not None:
+                scores = spec.softcap * torch.tanh(scores / spec.softcap)
+            scores = scores.masked_fill(tile.hidden, -torch.inf)
+            weights = _softmax(scores, None if sinks is None else sinks.to(wide).view(*heads, 1, 1))
+            y = torch.bmm(weights.flatten(1, 2), v).view(*heads, TILE, spec.value_size)
+            out[tile.tokens] = y.permute(2, 0, 1, 3).flatten(1, 2)[tile.queries].to(out.dtype)
+
+
+def _first_visible(position: int, window: int | None) -> int:
+    return 0 if window is None else max(0, position + 1 - window)
+
+
+def _hidden(tile_start: int, span_start: int, window: int | None) -> torch.Tensor:
+    """[TILE, span] bool: later keys, and those that have left the window."""
+    queries = np.arange(tile_start, tile_start + TILE)[:, None]
+    keys = np.arange(span_start, tile_start + TILE)[None, :]
+    hidden = keys > queries
+    if window is not None:
+        hidden |= keys <= queries - window
+    return torch.from_numpy(hidden)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Over the last axis; a sink takes its share and gives nothing."""
+    if sinks is None:
+        return scores.softmax(-1)
+    best = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+    weights = torch.exp(scores - best)
+    return weights / (weights.sum(-1, keepdim=True) + torch.exp(sinks - best))
+
+
+def _allocate(spec: AttentionSpec, num_blocks: int, device: torch.device | None) -> KVCache:
+    sizes = (spec.head_size,) if spec.latent else (spec.head_size, spec.value_size)
+    shapes = [(num_blocks, spec.block_size, spec.num_kv_heads, size) for size in sizes] * spec.num_layers
+    tensors = tuple(torch.zeros(shape, dtype=spec.kv_dtype, device=device) for shape in shapes)
+    return KVCache(spec, num_blocks, tensors)
+
+
+def _storage(cache: KVCache, layer: int) -> tuple[torch.Tensor, ...]:
+    """The layer's tensors by slot: [num_blocks * block_size, num_kv_heads, size] each."""
+    kinds = 1 if cache.spec.latent else 2
+    return tuple(t.flatten(0, 1) for t in cache.tensors[kinds * layer : kinds * (layer + 1)])
