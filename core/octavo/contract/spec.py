@@ -16,6 +16,7 @@ __all__ = [
     "ExpertGroups",
     "LatentAttention",
     "Layer",
+    "LearnedPositions",
     "Mlp",
     "Moe",
     "Norm",
@@ -32,14 +33,20 @@ class Norm:
     eps: float
     kind: Literal["rms", "layer"] = "rms"
     weight_offset: float = 0.0  # gemma stores its weights less 1
+    weighted: bool = True  # no: normalized and nothing more (olmo)
 
 
 @dataclass(frozen=True)
 class QKNorm:
-    """A norm of queries and keys, after their projection and before rope."""
+    """A norm of queries and keys, after their projection and before rope.
+
+    over "head": each head by itself, all with one weight [head_size]. "each_head": each by itself, with a weight
+    of its own, [num_heads, head_size] (stablelm). "all_heads": one norm over a token's whole projection, with a
+    weight [num_heads * head_size] (olmo2).
+    """
 
     norm: Norm
-    over: Literal["head", "all_heads"] = "head"  # all_heads: one norm over a token's whole projection (olmo2)
+    over: Literal["head", "each_head", "all_heads"] = "head"
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,14 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class LearnedPositions:
+    """A table of position embeddings, added to the token's; position p is looked up at p + offset."""
+
+    num_positions: int  # that can be served; the table has `offset` rows more
+    offset: int = 0  # gpt2: 0, opt: 2
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """The whole decoder: embedding, layers, final norm, head."""
 
@@ -158,6 +173,6 @@ class DecoderSpec:
     tied_embeddings: bool  # the head is the embedding matrix
     embedding_scale: float = 1.0
     embedding_norm: Norm | None = None
-    position_offset: int | None = None  # learned positions, looked up at position + offset (gpt2: 0, opt: 2)
+    positions: LearnedPositions | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
