@@ -1,0 +1,88 @@
+"""The `octavo` command. A sub-command's module is imported once it is called, so that help comes at once."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from octavo import __version__
+from octavo.errors import OctavoError
+
+__all__ = ["main"]
+
+# Each is a module here with add_parser(commands) and run(args) -> exit code.
+COMMANDS = {
+    "generate": "continue prompts",
+    "chat": "talk with a model in the terminal",
+    "info": "platforms, memory and which kernel serves each op, with reasons",
+}
+
+EXAMPLES = """\
+examples:
+  octavo generate demo "The capital of France is"     a small model, fetched on first use
+  octavo chat ./Qwen2.5-0.5B-Instruct                 a folder in Hugging Face layout
+  octavo chat model.gguf --max-model-len 4096         a GGUF file
+  octavo info                                         what this machine offers
+
+octavo COMMAND --help lists the settings. Each can also come from a YAML file (--config) or from the environment:
+--max-num-seqs 8 is OCTAVO_MAX_NUM_SEQS=8.
+"""
+
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells report
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code.
+
+    What a user can mend is one line on stderr; --debug shows its traceback too.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    command = given[0] if given and given[0] in COMMANDS else None
+    parser, commands = _parsers(command)
+    if command is None:
+        parser.parse_args(given)  # help, the version, or an error that lists the commands
+        parser.print_help()
+        return 0
+    args = commands[command].parse_intermixed_args(given[1:])  # prompts may stand after flags
+    try:
+        code: int | None = import_module(f"octavo.cli.{command}").run(args)
+        sys.stdout.flush()
+    except OctavoError as error:
+        if args.debug:
+            raise
+        print(f"octavo {command}: error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has left. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    return code or 0
+
+
+def _parsers(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of `octavo` and those of its commands; only the one that is called has its flags."""
+    parser = argparse.ArgumentParser(
+        prog="octavo",
+        description="Serves large language models on whatever accelerator is there.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"octavo {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for name, text in COMMANDS.items():
+        if name == command:
+            import_module(f"octavo.cli.{name}").add_parser(commands)
+            commands.choices[name].add_argument("--debug", action="store_true", help="show the traceback of an error")
+        else:
+            commands.add_parser(name, help=text)
+    return parser, commands.choices
+
+
+if __name__ == "__main__":
+    sys.exit(main())
