@@ -135,9 +135,16 @@ class AttentionBackend(ABC):
     def allocate(self, spec: AttentionSpec, num_blocks: int) -> KVCache:
         """A cache of `num_blocks` blocks on the device. Contents must be finite (zeros where in doubt)."""
 
-    @abstractmethod
     def allocate_host(self, spec: AttentionSpec, num_blocks: int) -> KVCache:
-        """A cache of the same layout in host memory, the other side of `swap_blocks`."""
+        """(optional) A cache of the same layout in host memory, the other side of `swap_blocks`.
+
+        Default: tensors of the shapes that `allocate` gives a block. Where a cache holds no tensors,
+        override this, `copy_blocks` and `swap_blocks`; the defaults raise TypeError then.
+        """
+        one = self.allocate(spec, 1)
+        _require_tensors(one)
+        tensors = tuple(torch.zeros(num_blocks, *t.shape[1:], dtype=t.dtype) for t in one.tensors)
+        return KVCache(spec, num_blocks, tensors)
 
     @abstractmethod
     def plan(self, cache: KVCache, batch: AttentionBatch) -> Any:
@@ -193,9 +200,15 @@ class AttentionBackend(ABC):
         _move_blocks(source, target, mapping)
 
 
+def _require_tensors(cache: KVCache) -> None:
+    if not cache.tensors:
+        raise TypeError("a KV cache without tensors needs its backend's own allocate_host, copy_blocks, swap_blocks")
+
+
 def _move_blocks(source: KVCache, target: KVCache, mapping: Sequence[tuple[int, int]]) -> None:
     if not mapping:
         return
+    _require_tensors(source)
     pairs = torch.tensor(mapping, dtype=torch.int64)
     for from_, to in zip(source.tensors, target.tensors, strict=True):
         moved = from_[pairs[:, 0].to(from_.device)]

@@ -9,6 +9,7 @@ D head size, P positions. All tensors are on the platform's device; unless a lin
 contiguous and rows may be strided.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,6 +24,7 @@ __all__ = [
     "TIERS",
     "ActAndMul",
     "Activation",
+    "AddedTrait",
     "Embedding",
     "FusedAddRMSNorm",
     "LayerNorm",
@@ -118,12 +120,35 @@ class Embedding(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
+class AddedTrait:
+    """A trait that a later minor version added: implementations written before it never see another value."""
+
+    name: str
+    minor: int
+    default: int | float | bool | str
+
+
+@dataclass(frozen=True)
 class OpDefinition:
-    """One op of the contract: its args class and the traits that a signature of it carries."""
+    """One op of the contract.
+
+    Attributes:
+        name: the key in `OPS`.
+        args: the class of its args object, whose docstring says what it computes.
+        traits: names that a signature of it carries.
+        added: traits that came after the first version.
+
+    """
 
     name: str
     args: type[msgspec.Struct]
     traits: tuple[str, ...] = ()
+    added: tuple[AddedTrait, ...] = ()
+
+    def minor_for(self, signature: "OpSignature") -> int:
+        """The first minor version of the contract that knows everything the call uses."""
+        used = (a.minor for a in self.added if signature.trait(a.name, a.default) != a.default)
+        return max(used, default=0)
 
 
 OPS: dict[str, OpDefinition] = {
@@ -187,6 +212,9 @@ class OpImpl:
         api_minor: the contract's minor version it was written for.
         version: of the kernels, free text; compiled artefacts are not shared between versions.
 
+    Raises:
+        TypeError, ValueError: a field is not what is said here. The core names the plugin with the text.
+
     """
 
     op: str
@@ -199,3 +227,26 @@ class OpImpl:
     row_invariant: Support = field(default=Support.no("the implementation makes no claim"))
     api_minor: int = 0
     version: str = ""
+
+    def __post_init__(self) -> None:
+        if self.tier not in TIERS:
+            raise ValueError(f"tier of {self.op} must be one of {', '.join(TIERS)}, got {self.tier!r}")
+        for what, function in (("fn", self.fn), ("supports", self.supports), ("prepare", self.prepare)):
+            if function is None and what == "prepare":
+                continue
+            if not _takes_one(function):
+                raise TypeError(f"{what} of {self.op} must take one argument, got {function!r}")
+        if not isinstance(self.row_invariant, Support):
+            raise TypeError(f"row_invariant of {self.op} must be a Support, got {self.row_invariant!r}")
+
+
+def _takes_one(function: object) -> bool:
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not tell
+        return True
+    return True

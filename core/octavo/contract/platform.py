@@ -1,8 +1,9 @@
 """A platform: one kind of hardware, as far as the engine needs to know it."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -136,9 +137,13 @@ class PlatformInfo:
         api_version: the contract's (major, minor) the plugin was written for.
         available: whether it can serve here.
         reason: why, or why not, in one clause ("driver 12.8 found", "no driver library").
-        priority: the available platform of highest priority is chosen; the in-tree host platform has 0.
+        priority: the available platform of highest priority is chosen; the in-tree host platform has 0, and
+            one below 0 serves only who names it.
         devices: one line a device, as users know them.
         create: makes the platform for a device index; the first moment that may touch the device.
+
+    Raises:
+        TypeError, ValueError: a field is not what is said here. The core names the plugin with the text.
 
     """
 
@@ -148,4 +153,21 @@ class PlatformInfo:
     reason: str
     create: Callable[[int], Platform]
     priority: int = 0
-    devices: tuple[str, ...] = field(default=())
+    devices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
+            raise ValueError(f"name must be lower-case letters, digits, '-' and '_', got {self.name!r}")
+        version = self.api_version
+        if not isinstance(version, tuple) or [type(part) for part in version] != [int, int]:
+            raise TypeError(f"api_version must be (major, minor), got {version!r}")
+        if not isinstance(self.available, bool):
+            raise TypeError(f"available must be True or False, got {self.available!r}")
+        if not isinstance(self.reason, str) or not self.reason:
+            raise TypeError(f"reason must be a text, got {self.reason!r}")
+        if type(self.priority) is not int:
+            raise TypeError(f"priority must be an integer, got {self.priority!r}")
+        if not isinstance(self.devices, tuple) or not all(isinstance(line, str) for line in self.devices):
+            raise TypeError(f"devices must be a tuple of texts, got {self.devices!r}")
+        if not callable(self.create):
+            raise TypeError(f"create must take a device index and return a Platform, got {self.create!r}")

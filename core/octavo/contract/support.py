@@ -19,6 +19,12 @@ class Support:
     ok: bool
     reasons: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.reasons, tuple) or not all(isinstance(reason, str) for reason in self.reasons):
+            raise TypeError(f"reasons must be a tuple of texts, got {self.reasons!r:.200}")
+        if not self.ok and not self.reasons:
+            raise ValueError("a no needs a reason: it becomes the text that a user reads")
+
     @classmethod
     def yes(cls, *remarks: str) -> "Support":
         """It can be served."""
@@ -27,8 +33,6 @@ class Support:
     @classmethod
     def no(cls, *reasons: str) -> "Support":
         """It cannot be served; at least one reason is required, since it becomes the error's text."""
-        if not reasons:
-            raise ValueError("Support.no needs a reason: it becomes the text that a user reads")
         return cls(False, reasons)
 
     def __bool__(self) -> bool:

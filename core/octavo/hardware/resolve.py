@@ -123,10 +123,10 @@ class OpResolver:
         if signature in self._resolved:
             return self._resolved[signature]
         self._refuse_when_frozen(str(signature))
-        impls = self._ops[signature.op]
+        minor = OPS[signature.op].minor_for(signature)
         skipped: list[Skipped] = []
-        for impl in impls:
-            answer = _ask(impl.supports, signature)
+        for impl in self._ops[signature.op]:
+            answer = _ask(impl.supports, signature) if impl.api_minor >= minor else _too_old(impl, minor)
             if answer:
                 self._refuse_fallback(str(signature), impl.provider, impl.tier, skipped)
                 resolved = ResolvedOp(impl.fn, impl, tuple(skipped))
@@ -195,6 +195,11 @@ class OpResolver:
     def _unserved(self, call: str, skipped: Sequence[Skipped]) -> UnsupportedError:
         reasons = ", ".join(map(str, skipped))
         return UnsupportedError(f"nothing on platform {self._platform_name} serves {call}: {reasons}")
+
+
+def _too_old(impl: OpImpl, minor: int) -> Support:
+    major = API_VERSION[0]
+    return Support.no(f"written for contract {major}.{impl.api_minor}, the call uses what {major}.{minor} added")
 
 
 def _ask(supports: Callable[[_Asked], Support], call: _Asked) -> Support:

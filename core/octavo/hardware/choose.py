@@ -1,0 +1,137 @@
+"""Which platform serves, and why. Running elsewhere than the user expects is a fault, so doubt stops the start."""
+
+import difflib
+import logging
+from dataclasses import dataclass
+
+from octavo.contract import OpImpl, Platform, PlatformInfo
+from octavo.errors import PlatformError
+from octavo.hardware.registry import Registry, one_line
+
+__all__ = ["Choice", "choose", "choose_platform", "create_platform", "portable_ops"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A platform and, in one clause, why it was taken."""
+
+    info: PlatformInfo
+    reason: str
+
+
+def choose_platform(registry: Registry, name: str | None = None) -> PlatformInfo:
+    """See `choose`."""
+    return choose(registry, name).info
+
+
+def choose(registry: Registry, name: str | None = None) -> Choice:
+    """The platform that `name` says, or the available one of highest priority.
+
+    Args:
+        registry: what was discovered.
+        name: the `platform` setting (a flag, OCTAVO_PLATFORM or a settings file); None: left to the rules.
+
+    Raises:
+        PlatformError: the named one is unknown or cannot serve here; a plugin is broken and no platform was
+            named; none is available; several stand first.
+
+    """
+    if name is not None:
+        info = _named(registry, name)
+        _refuse_problems(registry, name)
+        return Choice(info, "it was named")
+    _refuse_problems(registry, None)
+    # A platform of negative priority serves only who names it.
+    able = [info for info in registry.platforms.values() if info.available and info.priority >= 0]
+    if not able:
+        raise PlatformError(f"no platform can serve here:\n{_probed(registry)}")
+    ranks = {info.name: (info.priority, not registry.plugin_of(info.name).in_tree) for info in able}
+    best = max(ranks.values())
+    first = [info for info in able if ranks[info.name] == best]
+    if len(first) > 1:
+        choices = ", ".join(f"{info.name} from {registry.plugin_of(info.name)}" for info in first)
+        raise PlatformError(f"several platforms have priority {best[0]}, set platform to one of them: {choices}")
+    return Choice(first[0], _why(first[0], able, registry))
+
+
+def create_platform(info: PlatformInfo, device: int = 0) -> Platform:
+    """The platform itself, for a device index; the first moment that touches a device.
+
+    Raises:
+        PlatformError: it could not be made; the cause is chained.
+
+    """
+    try:
+        platform = info.create(device)
+    except Exception as error:
+        raise PlatformError(f"platform {info.name!r} failed to start on device {device}: {one_line(error)}") from error
+    if not isinstance(platform, Platform):
+        given = type(platform).__name__
+        raise PlatformError(f"platform {info.name!r} failed to start: create() returned {given}, a Platform is needed")
+    return platform
+
+
+def portable_ops(registry: Registry, platform: Platform, name: str | None = None) -> list[OpImpl]:
+    """Portable implementations for `platform`: the `shared_ops` of an `OpResolver`.
+
+    Args:
+        registry: what was discovered.
+        platform: from `create_platform`.
+        name: as `choose` got it.
+
+    Raises:
+        PlatformError: a plugin failed to answer, and no platform was named.
+
+    """
+    offered = registry.ops(platform.capabilities())
+    _refuse_problems(registry, name)
+    return offered
+
+
+def _refuse_problems(registry: Registry, name: str | None) -> None:
+    if not registry.problems:
+        return
+    if name is not None:
+        for problem in registry.problems:
+            logger.warning("%s; going on, since platform %r was named", problem, name)
+        return
+    broken = "\n".join(f"  {problem}" for problem in registry.problems)
+    raise PlatformError(
+        f"a plugin is installed but broken, and no platform was named:\n{broken}\n"
+        f"mend or uninstall it, or set platform to one that serves ({_names(registry)}); `octavo info --debug` has more"
+    )
+
+
+def _named(registry: Registry, name: str) -> PlatformInfo:
+    info = registry.platforms.get(name)
+    if info is None:
+        close = difflib.get_close_matches(name, registry.platforms, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise PlatformError(f"unknown platform {name!r}; {hint}probed were:\n{_probed(registry)}")
+    if not info.available:
+        raise PlatformError(f"platform {name!r} cannot serve here: {info.reason}")
+    return info
+
+
+def _why(info: PlatformInfo, able: list[PlatformInfo], registry: Registry) -> str:
+    if len(able) == 1:
+        return "the only one available"
+    if sum(other.priority == info.priority for other in able) > 1:
+        return f"highest priority ({info.priority}), and {registry.plugin_of(info.name)} goes before what is built in"
+    return f"highest priority ({info.priority}) of those available"
+
+
+def _names(registry: Registry) -> str:
+    return ", ".join(name for name, info in registry.platforms.items() if info.available) or "none is available"
+
+
+def _probed(registry: Registry) -> str:
+    """Each platform and broken plugin, a line each."""
+    lines = [
+        f"  {info.name}: {'available' if info.available else 'not available'}, {info.reason}"
+        for info in registry.platforms.values()
+    ]
+    lines += [f"  {problem}" for problem in registry.problems]
+    return "\n".join(lines) or "  nothing: no installed distribution brings a platform plugin"
