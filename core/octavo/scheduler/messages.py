@@ -15,6 +15,8 @@ from octavo.sampling_params import SamplingParams
 __all__ = [
     "ModelRunnerOutput",
     "NewSequence",
+    "RequestUpdate",
+    "SampleUpdate",
     "ScheduledSequence",
     "SchedulerOutput",
     "SequenceFailure",
@@ -142,3 +144,43 @@ class ModelRunnerOutput:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     failures: tuple[SequenceFailure, ...] = ()
+
+
+class SampleUpdate(msgspec.Struct, frozen=True):
+    """What one sample gained in a step.
+
+    Attributes:
+        index: which of the request's n samples.
+        token_ids: new tokens.
+        logprobs: one for each new token, where asked for.
+        finish_reason: "stop", "length", "abort" or "error" once it has ended.
+        stop_reason: the stop token id that ended it; None for an end-of-sequence id.
+
+    """
+
+    index: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+
+
+class RequestUpdate(msgspec.Struct, frozen=True):
+    """What one request gained in a step; the front hears of nothing else.
+
+    Attributes:
+        request_id: the request.
+        samples: those that gained something.
+        prompt_logprobs: of further prompt positions, in order; position 0 has none and is not sent.
+        num_cached_tokens: prompt tokens served by the prefix cache.
+        error: why it failed, where a finish reason is "error".
+        is_finished: whether this is the last update.
+
+    """
+
+    request_id: str
+    samples: tuple[SampleUpdate, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    error: str | None = None
+    is_finished: bool = False

@@ -1,0 +1,125 @@
+"""A request and its samples, as the scheduler knows them."""
+
+import time
+from collections.abc import Sequence as TokenIds
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from octavo.cache.manager import BlockChain, SwappedTable
+from octavo.sampling_params import SamplingParams
+
+__all__ = ["Event", "FinishReason", "Request", "RequestState", "Sequence"]
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class RequestState(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"  # nothing on the device
+    RUNNING = "running"
+    SWAPPED = "swapped"  # waits with blocks on the host
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a request's history: seconds since the epoch, what happened, and why."""
+
+    time: float
+    name: str
+    detail: str = ""
+
+
+class Sequence:
+    """One of a request's n samples: its tokens, and how many of them are in the KV cache."""
+
+    def __init__(self, seq_id: int, sample_index: int, prompt_token_ids: TokenIds[int], chain: BlockChain) -> None:
+        self.seq_id = seq_id
+        self.sample_index = sample_index
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed = 0
+        self.chain = chain
+        self.swapped: SwappedTable | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has its finish reason."""
+        return self.finish_reason is not None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_left(self) -> int:
+        """Known tokens that are not in the KV cache yet."""
+        return len(self.token_ids) - self.num_computed
+
+
+class Request:
+    """What a client sent: one prompt, n samples, one place in the queue.
+
+    Attributes:
+        request_id: the client's name for it, unique among live requests.
+        arrival: counts requests; never changes, so that a preempted request keeps its turn.
+        priority: lower goes first under the priority policy.
+        eos_token_ids: the model's ids that end an output.
+        max_output_tokens: max_tokens, cut to what the model's length and the KV blocks allow.
+
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: TokenIds[int],
+        params: SamplingParams,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
+        salt: bytes = b"",
+        arrival_time: float | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.params = params
+        self.eos_token_ids = eos_token_ids
+        self.priority = priority
+        self.salt = salt
+        self.arrival = -1
+        self.arrival_time = time.time() if arrival_time is None else arrival_time
+        self.max_output_tokens = 0
+        self.state = RequestState.WAITING
+        self.sequences: list[Sequence] = []
+        self.num_prompt_logprobs = 0  # positions scored so far
+        self.num_cached_tokens: int | None = None  # of the prompt, by prefix hits at the first admission
+        self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
+        self.num_failed_steps = 0
+        self.is_suspect = False  # was in a step that failed: runs alone until a step succeeds
+        self.error: str | None = None
+        self.events: list[Event] = []
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Samples that go on."""
+        return [seq for seq in self.sequences if not seq.is_finished]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sample has its finish reason."""
+        return self.state is RequestState.FINISHED
+
+    def record(self, name: str, detail: str = "") -> None:
+        """Add a line to the history."""
+        self.events.append(Event(time.time(), name, detail))
