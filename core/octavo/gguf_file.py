@@ -185,7 +185,9 @@ class _Header:
             return
         if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
             raise UnsupportedError(f"{self._path}: a big-endian GGUF file; only little-endian ones are read")
-        raise UnsupportedError(f"{self._path}: GGUF version {version}; versions {_VERSIONS[0]} and {_VERSIONS[1]} are")
+        raise UnsupportedError(
+            f"{self._path}: GGUF version {version}; versions {_VERSIONS[0]} and {_VERSIONS[1]} are read"
+        )
 
     def _check_fits(self, count: int, num_bytes_each: int, what: str) -> None:
         if count * num_bytes_each > self._size - self._at:
