@@ -284,6 +284,7 @@ class _Header:
 
     def _num_bytes(self, shape: tuple[int, ...], kind: GGMLQuantizationType, what: str) -> int:
         block_elements, block_bytes = GGML_QUANT_SIZES[kind]
-        if (shape[-1] if shape else 1) % block_elements:
-            raise self._fail(f"{what} has rows of {shape[-1]} in {kind.name}, which holds {block_elements} at a time")
+        row = shape[-1] if shape else 1
+        if row % block_elements:
+            raise self._fail(f"{what} has rows of {row} in {kind.name}, which holds {block_elements} at a time")
         return prod(shape) // block_elements * block_bytes

@@ -119,6 +119,7 @@ def test_text_that_is_no_utf8_is_replaced(tmp_path: Path) -> None:
         (header(tensor(b"t", (1,), 0, 2**64 - 32), num_tensors=1), "past its end"),
         (header(tensor(b"t", (1,), 0, 7), bytes(64), num_tensors=1), "multiple of 32"),
         (header(tensor(b"t", (33,), 2, 0), bytes(64), num_tensors=1), "rows of 33"),
+        (header(tensor(b"t", (), 2, 0), bytes(64), num_tensors=1), "rows of 1"),
         (header(tensor(b"t", (1,), 4242, 0), bytes(64), num_tensors=1), "unknown type 4242"),
         (header(tensor(b"t", (1,), 0, 0) * 2, bytes(64), num_tensors=2), "twice"),
     ],
