@@ -89,8 +89,10 @@ def _logits(states: npt.NDArray[np.uint64], vocab_size: int) -> npt.NDArray[np.f
     """[n, V] in [-6, 6), by hash of state and id."""
     ids = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(MULTIPLIER)
     mixed = _mix(_mix(states)[:, None] ^ ids[None, :])
-    logits: npt.NDArray[np.float32] = (mixed >> np.uint64(40)).astype(np.float32) * np.float32(12 / 2**24)
-    return logits - np.float32(6)
+    logits = (mixed >> np.uint64(40)).astype(np.float32)
+    logits *= np.float32(12 / 2**24)
+    logits -= np.float32(6)
+    return logits
 
 
 def fake_logits(token_ids: Sequence[int], vocab_size: int) -> npt.NDArray[np.float32]:

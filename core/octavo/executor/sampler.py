@@ -1,0 +1,216 @@
+"""Chooses tokens from rows of logits. A row's token depends on that row, its parameters and its random number.
+
+Everything is done a row at a time by operations whose result does not depend on where the row lies or what
+stands beside it, so a request's tokens are bitwise the same in any batch.
+
+Order: masks, logit_bias, penalties, temperature; then min_p, top_k and top_p, each on what the one before left,
+renormalised; then one uniform number through the inverse of the cumulative distribution, in token-id order.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.executor.logits import LogitsProcessor
+from octavo.executor.philox import uniforms
+from octavo.sampling_params import SamplingParams
+
+__all__ = ["Draw", "Sampler", "best_ids", "draw_index", "filtered"]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+# Log-probabilities below the best token's where a search for the likeliest tokens looks first, and then further.
+# Most rows keep tens of tokens of tens of thousands, so sorting only what lies above a step saves nearly all.
+SEARCH_DEPTHS = (4.0, 8.0, 12.0, 16.0)
+CDF_BLOCK = 256
+MIN_TEMPERATURE = 1e-30  # below it a float32 division would overflow before it means anything else
+
+logger = logging.getLogger(__name__)
+
+
+class RowError(Exception):
+    """A row from which no token can be chosen; ends its own sequence and nothing else."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One token to choose.
+
+    Attributes:
+        logits: [V] float32, at least as long as the tokenizer's vocabulary; not written to.
+        params: of the request.
+        sample_index: which of its samples.
+        position: number of output tokens that the sample has already.
+        processor: its masks, biases and penalties, where it has any.
+
+    """
+
+    logits: Floats
+    params: SamplingParams
+    sample_index: int
+    position: int
+    processor: LogitsProcessor | None = None
+
+
+class Sampler:
+    """Chooses tokens below `vocab_size`, the tokenizer's: rows of a padded head are longer.
+
+    Its scratch rows are reused from call to call; nothing else is kept.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._processed = np.empty(vocab_size, np.float32)
+        self._scaled = np.empty(vocab_size, np.float32)
+        self._weights = np.empty(vocab_size, np.float32)
+
+    def sample(self, draws: Sequence[Draw]) -> list[int | RowError]:
+        """A token id for each draw, or what is wrong with its row. Never raises for one of them."""
+        numbers = uniforms(
+            np.asarray([(draw.params.seed or 0) % 2**64 for draw in draws], np.uint64),
+            np.asarray([draw.position for draw in draws], np.uint64),
+            np.asarray([draw.sample_index for draw in draws], np.uint64),
+        )
+        return [self._guarded(draw, float(number)) for draw, number in zip(draws, numbers, strict=True)]
+
+    def _guarded(self, draw: Draw, number: float) -> int | RowError:
+        try:
+            return self._choose(draw, number)
+        except RowError as error:
+            return error
+        except Exception as error:
+            logger.exception("sampling failed")
+            return RowError(f"sampling failed: {error}")
+
+    def _choose(self, draw: Draw, number: float) -> int:
+        logits, params = draw.logits[: self._vocab_size], draw.params
+        if draw.processor is not None:
+            draw.processor.apply(logits, self._processed)
+            logits = self._processed
+        best = int(logits.argmax())  # the first NaN where there is one, else the lowest id of equals
+        top = logits[best]
+        if not math.isfinite(top):
+            raise RowError(
+                "masks leave no token that may be sampled (allowed_token_ids, bad_words, min_tokens)"
+                if top == -np.inf
+                else "the model gave logits that are not numbers"
+            )
+        if params.greedy:
+            return best
+        if params.seed is None:
+            raise RowError("the request has no seed; one is drawn at admission")
+        # At most 0, so that nothing overflows; -inf stays and weighs nothing.
+        with np.errstate(over="ignore"):
+            np.subtract(logits, top, out=self._scaled)
+            np.divide(self._scaled, np.float32(max(params.temperature, MIN_TEMPERATURE)), out=self._scaled)
+        top_k = params.top_k if 0 < params.top_k < len(logits) else 0
+        if not top_k and params.top_p >= 1 and not params.min_p:
+            return draw_index(np.exp(self._scaled, out=self._weights), number)
+        ids = filtered(self._scaled, top_k, params.top_p, params.min_p, self._weights)
+        return int(ids[draw_index(np.exp(self._scaled[ids]), number)])
+
+
+def filtered(scaled: Floats, top_k: int, top_p: float, min_p: float, scratch: Floats) -> Ints:
+    """Ids that min_p, then top_k, then top_p keep, ascending. Of equal tokens the lower id is kept first.
+
+    Args:
+        scaled: [V] float32 logits over temperature, less the highest: the best is 0, masked ones -inf.
+        top_k: keep so many; 0: all.
+        top_p: keep the smallest set of the likeliest whose probability reaches this.
+        min_p: keep what is at least this fraction as likely as the best.
+        scratch: [V] float32, overwritten.
+
+    """
+    floor = math.log(min_p) if min_p else -math.inf
+    if top_k:
+        ids = _likeliest(scaled, floor, top_k)
+        ids = ids[best_ids(scaled[ids], top_k)]
+        if top_p >= 1:
+            return np.sort(ids)
+        weights = np.exp(scaled[ids])
+        wanted = top_p * float(weights.sum(dtype=np.float64))
+    elif top_p < 1:
+        weights = np.exp(scaled, out=scratch)
+        if min_p:
+            weights[scaled < floor] = 0
+        wanted = top_p * float(weights.sum(dtype=np.float64))
+        ids = _heaviest(scaled, floor, weights, wanted)
+        ids = ids[best_ids(scaled[ids], len(ids))]
+        weights = weights[ids]
+    else:
+        return np.flatnonzero(scaled >= floor)
+    reached = int(np.searchsorted(np.cumsum(weights, dtype=np.float64), wanted))
+    return np.sort(ids[: reached + 1])
+
+
+def _likeliest(scaled: Floats, floor: float, num: int) -> Ints:
+    """Ids of a top set, ascending: `num` or more, or all that are not below the floor."""
+    for depth in SEARCH_DEPTHS:
+        if -depth <= floor:
+            break
+        above = scaled >= -depth
+        if np.count_nonzero(above) >= num:
+            return np.flatnonzero(above)
+    return np.flatnonzero((scaled >= floor) & (scaled > -np.inf))
+
+
+def _heaviest(scaled: Floats, floor: float, weights: Floats, wanted: float) -> Ints:
+    """Ids of a top set, ascending: so many that their weights reach `wanted`, or all not below the floor."""
+    for depth in SEARCH_DEPTHS:
+        if -depth <= floor:
+            break
+        ids = np.flatnonzero(scaled >= -depth)
+        if float(weights[ids].sum(dtype=np.float64)) >= wanted:
+            return ids
+    return np.flatnonzero((scaled >= floor) & (scaled > -np.inf))
+
+
+def best_ids(values: Floats, num: int) -> Ints:
+    """Indices of the `num` highest of values [n] (all, where n is less), best first, the lower index of equals first.
+
+    The values hold no NaN.
+    """
+    if num >= len(values):
+        return _ranked(values, np.arange(len(values)))
+    lowest = np.partition(values, len(values) - num)[len(values) - num]
+    kept = np.flatnonzero(values >= lowest)
+    return _ranked(values[kept], kept)[:num]
+
+
+def _ranked(values: Floats, ids: Ints) -> Ints:
+    """The ids, each below 2^32, by value from the highest, then by id.
+
+    Value and id are packed into one integer, the value's bits as an integer that sorts likewise: sorting those
+    is many times as fast as a stable sort of floats.
+    """
+    bits = (values + np.float32(0)).view(np.int32).astype(np.int64)  # the sum makes -0 equal to 0
+    descending = ~(bits ^ ((bits >> 31) & 0x7FFFFFFF))
+    keys = (descending << 32) | ids
+    keys.sort()
+    return keys & 0xFFFFFFFF
+
+
+def draw_index(weights: Floats, number: float) -> int:
+    """The index at which the running sum of weights [n], not all 0, first exceeds `number` of the whole.
+
+    `number` is in [0, 1). Sums are in float64, by blocks and then within one, which is exact enough and spares
+    a running sum over the whole vocabulary. An index of weight 0 is never returned.
+    """
+    starts = np.arange(0, len(weights), CDF_BLOCK)
+    sums = np.add.reduceat(weights, starts, dtype=np.float64)
+    ends = np.cumsum(sums)
+    target = number * ends[-1]
+    block = int(np.searchsorted(ends, target, side="right"))
+    if block == len(ends):  # the product was rounded up to the whole
+        block = int(np.flatnonzero(sums)[-1])
+    inside = weights[block * CDF_BLOCK : (block + 1) * CDF_BLOCK]
+    running = np.cumsum(inside, dtype=np.float64) + (ends[block] - sums[block])
+    index = int(np.searchsorted(running, target, side="right"))
+    if index == len(inside) or inside[index] == 0:  # the sums differ in the last bit
+        index = int(np.flatnonzero(inside)[-1])
+    return block * CDF_BLOCK + index
