@@ -126,7 +126,7 @@ def test_hub_name_without_the_hubs_client(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hub = pytest.importorskip("huggingface_hub")
+    import huggingface_hub as hub
 
     def refuse(name: str, **_: object) -> str:
         raise ConnectionError(f"\nno route to a hub for {name}\nsecond line")
@@ -138,7 +138,8 @@ def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_hub_gives_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hub = pytest.importorskip("huggingface_hub")
+    import huggingface_hub as hub
+
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(tmp_path))
     assert resolve_model("owner/name", progress=False) == ModelFiles("owner/name", "folder", tmp_path, tmp_path)

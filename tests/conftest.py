@@ -1,0 +1,29 @@
+"""What every test gets: settings of the machine's user left out, no hub, and the demo model where it is asked for."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from octavo.config import ENVIRONMENT_PREFIX, settings
+from octavo.model.files import resolve_model
+
+# Two slow cores share the work, so an example may take its time; a failing one is printed to be run again.
+hypothesis.settings.register_profile("octavo", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("octavo")
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of Octavo comes from the environment, here and in child processes."""
+    for setting in settings():
+        monkeypatch.delenv(ENVIRONMENT_PREFIX + setting.name.upper(), raising=False)
+
+
+@pytest.fixture(scope="session")
+def demo_file() -> Path:
+    """The demo model's GGUF file, fetched on first use."""
+    return resolve_model("demo", progress=False).path
