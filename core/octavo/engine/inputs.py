@@ -1,0 +1,93 @@
+"""From what a caller passes to a request the engine can run: tokens, checked parameters, a seed."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from octavo.errors import RequestError
+from octavo.sampling_params import SamplingParams
+from octavo.text.tokenizer import Tokenizer
+
+__all__ = ["Inputs", "Prompt", "TokenizedPrompt", "as_prompts"]
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    """A prompt as the model reads it, with its text where it came as one."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as a list: a text, token ids or a mapping is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"a prompt is a text, token ids or a mapping, got {type(prompts).__name__}", "prompt")
+    if prompts and all(_is_id(item) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+class Inputs:
+    """Turns prompts into token ids and completes parameters; raises `RequestError` for what cannot be served."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._num_ids = min(tokenizer.vocab_size, vocab_size)
+        self._seeds = random.Random(seed)
+
+    def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
+        """The token ids of a text, of ids as they are, or of {"prompt": ...} / {"prompt_token_ids": ...}."""
+        if isinstance(prompt, Mapping):
+            inner = [prompt[key] for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
+            if len(inner) != 1 or isinstance(inner[0], Mapping):
+                keys = ", ".join(sorted(map(repr, prompt)))[:200]
+                raise RequestError(
+                    f"a prompt mapping has 'prompt' or 'prompt_token_ids', got {keys or 'nothing'}", "prompt"
+                )
+            return self.tokenize(inner[0])
+        if isinstance(prompt, str):
+            token_ids = self._tokenizer.encode(prompt)
+            if not token_ids:
+                raise RequestError("the prompt is empty, and this model has no token to begin from", "prompt")
+            return TokenizedPrompt(token_ids, prompt)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise RequestError(f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}", "prompt")
+        if not prompt:
+            raise RequestError("the prompt has no tokens; at least one is needed", "prompt")
+        token_ids: list[int] = list(prompt)
+        self._check_ids(token_ids, "prompt")
+        return TokenizedPrompt(token_ids)
+
+    def complete(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with a seed and the ids of bad words, checked against the vocabulary."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params"
+            )
+        for name in ("allowed_token_ids", "stop_token_ids", "logit_bias"):
+            ids = getattr(params, name)
+            if ids:
+                self._check_ids(ids, name)
+        changes: dict[str, Any] = {}
+        if params.seed is None:
+            changes["seed"] = self._seeds.getrandbits(64)
+        if params.bad_words:
+            changes["bad_words_token_ids"] = self._tokenizer.encode_bad_words(params.bad_words)
+        return params.but(**changes) if changes else params
+
+    def _check_ids(self, ids: Sequence[int] | Mapping[int, float], name: str) -> None:
+        for token_id in ids:
+            if not _is_id(token_id) or not 0 <= token_id < self._num_ids:
+                raise RequestError(
+                    f"{name} holds {token_id!r:.40}; token ids are integers from 0 to {self._num_ids - 1}", name
+                )
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,91 @@
+"""The engine's loop: schedule, execute, update. It knows token ids only; text stays with the front."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo.cache.manager import BlockManager
+from octavo.config import EngineConfig
+from octavo.executor.base import Executor
+from octavo.scheduler.messages import RequestUpdate
+from octavo.scheduler.request import Request
+from octavo.scheduler.scheduler import Scheduler
+
+__all__ = ["EngineCore", "EngineStats"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A glance at the engine between two steps."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
+
+
+class EngineCore:
+    """One scheduler over one executor. Single-threaded: whoever owns it calls it between steps only."""
+
+    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+        assert config.cache.block_size is not None, "settle the config first"
+        assert config.model.max_model_len is not None, "settle the config first"
+        plan = executor.memory_plan
+        self.manager = BlockManager(
+            plan.num_blocks,
+            config.cache.block_size,
+            num_host_blocks=plan.num_host_blocks,
+            prefix_caching=config.cache.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(config.scheduler, self.manager, config.model.max_model_len)
+        self._executor = executor
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return self.scheduler.has_work
+
+    @property
+    def stats(self) -> EngineStats:
+        """Queue and block counts."""
+        pool = self.manager.pool
+        return EngineStats(
+            len(self.scheduler.running), len(self.scheduler.waiting), pool.num_blocks, pool.num_used, pool.num_cached
+        )
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: it can never be served.
+
+        """
+        self.scheduler.add(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests; what they held is free before the next step."""
+        self.scheduler.abort(request_ids)
+
+    def finish_sample(self, request_id: str, index: int) -> None:
+        """End a sample whose text is complete."""
+        self.scheduler.finish_sample(request_id, index)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all published blocks; running requests keep theirs."""
+        if self.manager.prefix is not None:
+            self.manager.prefix.clear()
+
+    def step(self) -> list[RequestUpdate]:
+        """Run one step and return what requests gained. A fault of the step ends at most the requests in it."""
+        output = self.scheduler.schedule()
+        if output is None:
+            return self.scheduler.take_updates()
+        try:
+            result = self._executor.execute_model(output)
+        except Exception as error:
+            logger.exception("step %d failed with %d sequences", output.step, len(output.scheduled))
+            return self.scheduler.fail_step(f"the model failed: {type(error).__name__}: {error}"[:500])
+        return self.scheduler.update(result)

@@ -1,0 +1,139 @@
+"""The front's half of a request: tokens become text, stop strings end it, outputs are put together."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.engine.inputs import TokenizedPrompt
+from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.scheduler.messages import RequestUpdate, SampleUpdate, TokenLogprobs
+from octavo.text.detokenizer import Detokenizer
+from octavo.text.stop import StopChecker
+from octavo.text.tokenizer import Tokenizer
+
+__all__ = ["OutputProcessor"]
+
+
+class _Sample:
+    """Text state of one sample. It never leaves the front."""
+
+    def __init__(self, index: int, prompt: TokenizedPrompt, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.output = CompletionOutput(index)
+        if params.logprobs is not None:
+            self.output.logprobs, self.output.cumulative_logprob = [], 0.0
+        self._params = params
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, prompt.token_ids, skip_special_tokens=params.skip_special_tokens)
+        self._stops = StopChecker(
+            params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+
+    def take(self, update: SampleUpdate) -> bool:
+        """Add what a step gave; returns whether a stop string ended the sample before the engine did."""
+        output = self.output
+        if output.finish_reason is not None:
+            return False
+        for i, token_id in enumerate(update.token_ids):
+            output.token_ids.append(token_id)
+            if update.logprobs:
+                self._take_logprobs(update.logprobs[i])
+            is_last = update.finish_reason is not None and i == len(update.token_ids) - 1
+            ends = is_last and update.finish_reason == "stop"
+            if not self._params.detokenize or (ends and not self._params.include_stop_str_in_output):
+                continue
+            result = self._stops.add(self._detokenizer.add([token_id]))
+            self._show(result.text)
+            if result.stop is not None:
+                output.finish_reason, output.stop_reason = "stop", result.stop
+                return update.finish_reason is None
+        if update.finish_reason is not None:
+            self._finish(update.finish_reason, update.stop_reason)
+        return False
+
+    def _finish(self, reason: str, stop_reason: int | None) -> None:
+        output = self.output
+        output.finish_reason, output.stop_reason = reason, stop_reason
+        if not self._params.detokenize:
+            return
+        rest = self._stops.add(self._detokenizer.flush(), num_tokens=0)
+        self._show(rest.text)
+        if rest.stop is not None:
+            output.finish_reason, output.stop_reason = "stop", rest.stop
+        else:
+            self._show(self._stops.finish())
+
+    def _show(self, text: str) -> None:
+        self.output.text += text
+        self.output.delta += text
+
+    def _take_logprobs(self, logprobs: TokenLogprobs) -> None:
+        output = self.output
+        assert output.logprobs is not None
+        assert output.cumulative_logprob is not None
+        output.logprobs.append(_alternatives(logprobs, self._tokenizer))
+        output.cumulative_logprob += logprobs.logprob
+
+
+@dataclass
+class _FrontRequest:
+    prompt: TokenizedPrompt
+    samples: list[_Sample]
+    output: RequestOutput
+
+
+class OutputProcessor:
+    """Text state of every live request, and their outputs."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, _FrontRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams) -> None:
+        """Begin a request."""
+        samples = [_Sample(i, prompt, params, self._tokenizer) for i in range(params.n)]
+        output = RequestOutput(request_id, prompt.text, prompt.token_ids, [sample.output for sample in samples])
+        if params.prompt_logprobs is not None:
+            output.prompt_logprobs = [None]
+        self._requests[request_id] = _FrontRequest(prompt, samples, output)
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request whose caller left."""
+        self._requests.pop(request_id, None)
+
+    def take(self, update: RequestUpdate) -> tuple[RequestOutput | None, list[int]]:
+        """The request's output after an update, and the samples that a stop string ended.
+
+        The output is the same object each time, its `delta` texts renewed. None: the request is not known
+        any more.
+        """
+        request = self._requests.get(update.request_id)
+        if request is None:
+            return None, []
+        output = request.output
+        for sample in request.samples:
+            sample.output.delta = ""
+        output.num_cached_tokens = update.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            output.prompt_logprobs.extend(_alternatives(lp, self._tokenizer) for lp in update.prompt_logprobs)
+        stopped = [change.index for change in update.samples if request.samples[change.index].take(change)]
+        output.error = update.error
+        output.finished = all(sample.output.finish_reason is not None for sample in request.samples)
+        if output.finished:
+            del self._requests[update.request_id]
+        return output, stopped
+
+
+def _alternatives(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> Mapping[int, Logprob]:
+    found = {
+        token_id: Logprob(logprob, rank, tokenizer.token_text(token_id))
+        for rank, (token_id, logprob) in enumerate(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True), start=1)
+    }
+    if logprobs.token_id not in found:
+        chosen = Logprob(logprobs.logprob, logprobs.rank, tokenizer.token_text(logprobs.token_id))
+        found[logprobs.token_id] = chosen
+    return found

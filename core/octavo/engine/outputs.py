@@ -1,0 +1,84 @@
+"""What a caller gets back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """One alternative at one position.
+
+    Attributes:
+        logprob: natural-log probability under the model itself, before temperature, penalties and filters.
+        rank: 1 for the most likely token.
+        decoded_token: its literal text, special tokens too; bytes that are no text have a form of their own.
+
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass
+class CompletionOutput:
+    """One sample.
+
+    Attributes:
+        index: which of the request's n samples.
+        text: everything so far that no stop string can still take back.
+        delta: what `text` gained since the last output of a stream.
+        token_ids: tokens so far, the one that ended it included.
+        cumulative_logprob: sum over token_ids, where logprobs were asked for.
+        logprobs: for each token, token id to alternative: the most likely ones and the chosen one.
+        finish_reason: "stop", "length", "abort" or "error"; None while it goes on.
+        stop_reason: the stop string or stop token id that ended it; None for end-of-sequence.
+
+    """
+
+    index: int
+    text: str = ""
+    delta: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[Mapping[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class RequestOutput:
+    """One request, finished or, in a stream, so far.
+
+    Attributes:
+        request_id: its name in logs.
+        prompt: its text; None where token ids were given.
+        prompt_token_ids: what the model read.
+        prompt_logprobs: one entry a prompt token, the first None; None where not asked for.
+        outputs: the n samples, by index.
+        finished: whether every sample has its finish reason.
+        num_cached_tokens: prompt tokens that the prefix cache served.
+        error: why it failed; the other requests of the call are untouched.
+
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[Mapping[int, Logprob] | None] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens of all samples."""
+        return sum(len(output.token_ids) for output in self.outputs)

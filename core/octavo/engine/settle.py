@@ -1,0 +1,113 @@
+"""Filling in what the user left open, from the model and the platform, and refusing what cannot be."""
+
+from typing import Any
+
+import torch
+
+from octavo.config import EngineConfig
+from octavo.contract import Capabilities, Platform
+from octavo.errors import ConfigError
+from octavo.model.describe import ModelDescription
+
+__all__ = ["settle", "torch_dtype"]
+
+DEFAULT_STEP_TOKENS = 2048
+DEFAULT_SWAP_GIB = 4.0
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of a setting's name ("bfloat16")."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def settle(config: EngineConfig, description: ModelDescription, platform: Platform) -> EngineConfig:
+    """The config with every open setting decided.
+
+    The user's word goes first, then the platform's preference, then the model's own and ours.
+
+    Raises:
+        ConfigError: a setting contradicts the model, the platform, or another setting.
+
+    """
+    capabilities = platform.capabilities()
+    flat = config.flat()
+    given = {name: value for name, value in flat.items() if value not in (None, "auto")}
+    flat |= {name: value for name, value in platform.config_defaults(given).items() if name not in given}
+    flat["dtype"] = _dtype(flat["dtype"], description, capabilities)
+    flat["kv_cache_dtype"] = _kv_dtype(flat["kv_cache_dtype"], flat["dtype"], capabilities)
+    flat["max_model_len"] = _max_model_len(flat["max_model_len"], description)
+    flat["block_size"] = _block_size(flat["block_size"], capabilities)
+    flat["max_num_batched_tokens"] = _step_tokens(flat)
+    if flat["swap_space"] is None:
+        swaps = flat["preemption_mode"] == "swap"
+        flat["swap_space"] = DEFAULT_SWAP_GIB if swaps and not capabilities.unified_memory else 0.0
+    if flat["preemption_mode"] == "swap" and not flat["swap_space"]:
+        raise ConfigError(
+            f"preemption_mode is swap and swap_space is 0; set swap_space to some GiB of host memory"
+            f"{' (device and host share theirs here, so there is no default)' if capabilities.unified_memory else ''}"
+        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if flat[name] != 1:
+            raise ConfigError(f"{name} is {flat[name]}, and this version runs a model on one device: set it to 1")
+    if flat["quantization"] is not None:
+        raise ConfigError(
+            f"quantization {flat['quantization']!r} is not known; leave it unset to run weights as they are"
+        )
+    return EngineConfig.of(**flat)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(given: str, description: ModelDescription, capabilities: Capabilities) -> str:
+    allowed = [_name(dtype) for dtype in capabilities.dtypes]
+    if given == "auto":
+        own = _name(description.dtype)
+        return own if own in allowed else allowed[0]
+    if given not in allowed:
+        raise ConfigError(f"dtype {given} is not one of the platform's: {', '.join(allowed)}")
+    return given
+
+
+def _kv_dtype(given: str, dtype: str, capabilities: Capabilities) -> str:
+    allowed = [_name(kv) for kv in capabilities.kv_cache_dtypes] or [dtype]
+    if given == "auto":
+        return dtype if dtype in allowed else allowed[0]
+    if given not in allowed:
+        raise ConfigError(f"kv_cache_dtype {given} is not one of the platform's: {', '.join(allowed)}")
+    return given
+
+
+def _max_model_len(given: int | None, description: ModelDescription) -> int:
+    if given is None:
+        return description.max_position
+    if given > description.max_position:
+        raise ConfigError(
+            f"max_model_len is {given}, and the model was made for {description.max_position} positions; "
+            "lower max_model_len"
+        )
+    return given
+
+
+def _block_size(given: int | None, capabilities: Capabilities) -> int:
+    sizes = capabilities.block_sizes
+    if given is None:
+        return sizes[0]
+    if sizes and given not in sizes:
+        raise ConfigError(f"block_size {given} is not one of the platform's: {', '.join(map(str, sorted(sizes)))}")
+    return given
+
+
+def _step_tokens(flat: dict[str, Any]) -> int:
+    given, longest, num_seqs = flat["max_num_batched_tokens"], flat["max_model_len"], flat["max_num_seqs"]
+    if flat["enable_chunked_prefill"]:
+        return int(given or max(DEFAULT_STEP_TOKENS, num_seqs))
+    if given is not None and given < longest:
+        raise ConfigError(
+            f"max_num_batched_tokens is {given} and a prompt may have {longest} (max_model_len); "
+            "raise the one, lower the other, or set enable_chunked_prefill"
+        )
+    return int(given or max(DEFAULT_STEP_TOKENS, longest + num_seqs))
