@@ -1,10 +1,14 @@
 """`octavo chat`: talk with a model in the terminal, or through a pipe, a line a turn."""
 
 import argparse
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from octavo.cli.options import Formatter, add_sampling, add_settings, sampling_changes, settings_of
+from octavo.cli.options import Formatter, add_sampling, add_settings, sampling_changes, sampling_params, settings_of
 from octavo.errors import OctavoError, RequestError
 
 if TYPE_CHECKING:
@@ -49,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
 
     from octavo.engine.llm import LLM
 
-    with LLM(**config.flat()) as llm:
-        conversation = Conversation(llm, llm.get_default_sampling_params().but(**changes), args.system)
+    with LLM(config=config) as llm:
+        params = sampling_params(llm.description.sampling_defaults, changes)
+        conversation = Conversation(llm, params, args.system)
         return _talk(conversation, interactive=sys.stdin.isatty() and sys.stdout.isatty())
 
 
@@ -76,17 +81,34 @@ class Conversation:
         """
         messages = [*self._messages, {"role": "user", "content": text}]
         answer = ""
-        stream = self._llm.stream_chat(messages, self._params)
-        try:
-            for output in stream:
+        with _interrupt_noted() as interrupted:
+            for output in self._llm.stream_chat(messages, self._params):
                 if output.error is not None:
                     raise RequestError(output.error)
                 print(output.outputs[0].delta, end="", flush=True)
                 answer = output.outputs[0].text
-        except KeyboardInterrupt:
-            stream.close()  # ends the request, so that its blocks are free
+                if interrupted():
+                    break  # ends the request, so that its blocks are free
         print(flush=True)
         self._messages = [*messages, {"role": "assistant", "content": answer}]
+
+
+@contextmanager
+def _interrupt_noted() -> Iterator[Callable[[], bool]]:
+    """Within, the first Ctrl-C is only noted, so that the engine finishes its step; the second interrupts."""
+    noted = False
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        nonlocal noted
+        if noted:
+            raise KeyboardInterrupt
+        noted = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _talk(conversation: Conversation, *, interactive: bool) -> int:

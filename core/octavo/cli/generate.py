@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.options import Formatter, add_sampling, add_settings, sampling_changes, settings_of
+from octavo.cli.options import Formatter, add_sampling, add_settings, sampling_changes, sampling_params, settings_of
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
 
     from octavo.engine.llm import LLM
 
-    with LLM(**config.flat()) as llm:
-        params = llm.get_default_sampling_params().but(**changes)
+    with LLM(config=config) as llm:
+        params = sampling_params(llm.description.sampling_defaults, changes)
         if len(prompts) == 1 and params.n == 1 and not args.json:
             return _stream(llm, prompts[0], params)
-        outputs = llm.generate(prompts, params, use_tqdm=sys.stderr.isatty())
+        outputs = llm.generate(prompts, params)
     return _print_all(outputs, as_json=args.json)
 
 
@@ -83,7 +83,7 @@ def _print_all(outputs: "Sequence[RequestOutput]", *, as_json: bool) -> int:
     for output in outputs:
         if as_json:
             print(json.dumps(_as_json(output), ensure_ascii=False))
-        else:
+        elif output.error is None:
             for sample in output.outputs:
                 print(sample.text)
     return _report([output.error for output in outputs])

@@ -2,7 +2,7 @@
 
 import argparse
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from octavo.config import EngineConfig, Setting, settings
 from octavo.errors import ConfigError
 from octavo.sampling_params import SamplingParams
 
-__all__ = ["Formatter", "add_sampling", "add_settings", "sampling_changes", "settings_of"]
+__all__ = ["Formatter", "add_sampling", "add_settings", "sampling_changes", "sampling_params", "settings_of"]
 
 Formatter = argparse.RawDescriptionHelpFormatter
 ELSEWHERE = {"model"}  # settings that a sub-command takes in another way
@@ -126,3 +126,13 @@ def sampling_changes(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     SamplingParams(**given)
     return given
+
+
+def sampling_params(recommended: Mapping[str, Any], changes: Mapping[str, Any]) -> SamplingParams:
+    """What was given, else what the model's files recommend, else greedy.
+
+    Raises:
+        RequestError: the whole contradicts itself.
+
+    """
+    return SamplingParams(**{"temperature": 0.0, **recommended, **changes})
