@@ -235,7 +235,8 @@ class OpImpl:
             if function is None and what == "prepare":
                 continue
             if not _takes_one(function):
-                raise TypeError(f"{what} of {self.op} must take one argument, got {function!r}")
+                given = getattr(function, "__qualname__", function)
+                raise TypeError(f"{what} of {self.op} must take one argument, got {given}")
         if not isinstance(self.row_invariant, Support):
             raise TypeError(f"row_invariant of {self.op} must be a Support, got {self.row_invariant!r}")
 

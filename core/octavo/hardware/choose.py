@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass
 
 from octavo.contract import OpImpl, Platform, PlatformInfo
-from octavo.errors import PlatformError
+from octavo.errors import OctavoError, PlatformError
 from octavo.hardware.registry import Registry, one_line
 
 __all__ = ["Choice", "choose", "choose_platform", "create_platform", "portable_ops"]
@@ -66,7 +66,8 @@ def create_platform(info: PlatformInfo, device: int = 0) -> Platform:
     try:
         platform = info.create(device)
     except Exception as error:
-        raise PlatformError(f"platform {info.name!r} failed to start on device {device}: {one_line(error)}") from error
+        cause = str(error) if isinstance(error, OctavoError) else one_line(error)
+        raise PlatformError(f"platform {info.name!r} failed to start on device {device}: {cause}") from error
     if not isinstance(platform, Platform):
         given = type(platform).__name__
         raise PlatformError(f"platform {info.name!r} failed to start: create() returned {given}, a Platform is needed")

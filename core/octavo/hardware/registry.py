@@ -17,7 +17,7 @@ from octavo.contract import ENTRY_POINT_GROUP, OPS, Capabilities, HookSpecs, OpI
 from octavo.contract.platform import API_VERSION
 from octavo.hardware.watchdog import Watchdog
 
-__all__ = ["Plugin", "Problem", "Registry", "discover"]
+__all__ = ["Plugin", "Problem", "Registry", "discover", "installed_entry_points"]
 
 IN_TREE_DISTRIBUTION = "octavo"
 HOOKS = tuple(sorted(name for name in vars(HookSpecs) if name.startswith("octavo_")))

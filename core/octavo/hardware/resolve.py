@@ -148,7 +148,7 @@ class OpResolver:
         self._refuse_when_frozen(call)
         skipped: list[Skipped] = []
         for backend in self._backends:
-            tier: Tier = "reference" if isinstance(backend, ReferenceAttention) else "native"
+            tier: Tier = "reference" if type(backend) is ReferenceAttention else "native"
             answer = _ask(backend.supports, spec)
             if answer:
                 self._refuse_fallback(call, backend.name, tier, skipped)
