@@ -125,23 +125,23 @@ def _attention(at: str, attn: Attention, hidden: int) -> Iterator[Slot]:
 def _latent_attention(at: str, attn: LatentAttention, hidden: int) -> Iterator[Slot]:
     if attn.q_rank is not None:
         yield Slot(f"{at}q_a", (attn.q_rank, hidden))
-        yield Slot(f"{at}q_a_norm", (attn.q_rank,), norm=attn.norm)
+        yield from _norm(f"{at}q_a_norm", attn.norm, attn.q_rank)
     rope = attn.rope.rotary_dim
     yield Slot(f"{at}q", (attn.num_heads * (attn.nope_dim + rope), attn.q_rank or hidden))
     yield Slot(f"{at}kv_a", (attn.kv_rank + rope, hidden))
-    yield Slot(f"{at}kv_a_norm", (attn.kv_rank,), norm=attn.norm)
+    yield from _norm(f"{at}kv_a_norm", attn.norm, attn.kv_rank)
     yield Slot(f"{at}kv_b", (attn.num_heads * (attn.nope_dim + attn.v_dim), attn.kv_rank), has_bias=False)
     yield Slot(f"{at}o", (hidden, attn.num_heads * attn.v_dim))
 
 
 def _qk_norm(name: str, qk_norm: QKNorm, num_heads: int, head_size: int) -> Slot:
     shapes = {"head": (head_size,), "each_head": (num_heads, head_size), "all_heads": (num_heads * head_size,)}
-    return Slot(name, shapes[qk_norm.over], norm=qk_norm.norm)
+    return Slot(name, shapes[qk_norm.over], has_bias=qk_norm.norm.kind == "layer", norm=qk_norm.norm)
 
 
-def _norm(name: str, norm: Norm | None, hidden: int) -> Iterator[Slot]:
+def _norm(name: str, norm: Norm | None, size: int) -> Iterator[Slot]:
     if norm and norm.weighted:
-        yield Slot(name, (hidden,), norm=norm)
+        yield Slot(name, (size,), has_bias=norm.kind == "layer", norm=norm)
 
 
 def _mlp(at: str, mlp: Mlp, hidden: int) -> Iterator[Slot]:

@@ -1,1 +1,10 @@
-"""Model families: from a config to a `DecoderSpec` and a table of weight names."""
+"""Model families: how a config becomes a spec, and what its checkpoints call the weights."""
+
+from collections.abc import Mapping
+
+from octavo.model.families import llama
+from octavo.model.families.base import Family
+
+__all__ = ["FAMILIES", "Family"]
+
+FAMILIES: Mapping[str, Family] = {family.model_type: family for module in (llama,) for family in module.FAMILIES}

@@ -1,0 +1,25 @@
+"""Llama and those that are it in all but their config's defaults: Mistral, SmolLM, Qwen 2."""
+
+from octavo.contract import DecoderSpec
+from octavo.model.config import ConfigView
+from octavo.model.families.base import FULL, SLIDING, Family, llama
+from octavo.model.gguf import PERMUTED_QK
+
+__all__ = ["FAMILIES"]
+
+
+def plain_llama(c: ConfigView, max_model_len: int) -> DecoderSpec:
+    return llama(c, max_model_len)
+
+
+def qwen2(c: ConfigView, max_model_len: int) -> DecoderSpec:
+    slides_from = c.max_window_layers if c.get("use_sliding_window") else c.num_hidden_layers
+    kinds = [SLIDING if i >= slides_from else FULL for i in range(c.num_hidden_layers)]
+    return llama(c, max_model_len, kinds=kinds)
+
+
+FAMILIES = (
+    Family("llama", plain_llama, gguf="llama", gguf_names=PERMUTED_QK),
+    Family("mistral", plain_llama, defaults={"sliding_window": 4096, "num_key_value_heads": 8}),
+    Family("qwen2", qwen2, defaults={"sliding_window": 4096, "max_window_layers": 28}, gguf="qwen2"),
+)

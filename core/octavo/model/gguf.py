@@ -1,0 +1,160 @@
+"""Weights from GGUF files: blocks to float32, and one name table for every architecture.
+
+Formats of blocks: https://github.com/ggml-org/ggml, ggml-common.h. Values are bit-equal to the gguf package's,
+which serves the rarer types; the common ones have their own code here, as a model's start waits for them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from octavo.errors import UnsupportedError
+from octavo.gguf_file import GGUFFile
+from octavo.model.checkpoint import Checkpoint
+
+__all__ = ["GGUF_NAMES", "GGUF_TYPES", "PERMUTED_QK", "GGUFCheckpoint", "dequantize"]
+
+Type = GGMLQuantizationType
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+CHUNK_BLOCKS = 8192  # blocks at a time, so that what lies between stays in the cache
+LOW = np.uint8(0x0F)
+HIGH = np.uint8(4)
+
+# llama.cpp names tensors by their role, so one table serves every architecture.
+GGUF_NAMES: Mapping[str, str] = {
+    "embedding": "token_embd",
+    "positions": "position_embd",
+    "embedding_norm": "token_embd_norm",
+    "final_norm": "output_norm",
+    "head": "output",
+    "layer": "blk.{i}.",
+    "attn_pre": "attn_norm",
+    "attn.qkv": "attn_q attn_k attn_v | attn_qkv",
+    "attn.q_norm": "attn_q_norm",
+    "attn.k_norm": "attn_k_norm",
+    "attn.sinks": "attn_sinks",
+    "attn.o": "attn_output",
+    "attn.q_a": "attn_q_a",
+    "attn.q_a_norm": "attn_q_a_norm",
+    "attn.q": "attn_q_b | attn_q",
+    "attn.kv_a": "attn_kv_a_mqa",
+    "attn.kv_a_norm": "attn_kv_a_norm",
+    "attn.kv_b": "attn_kv_b",
+    "attn_post": "post_attention_norm",
+    "mlp_pre": "ffn_norm | post_attention_norm",
+    "mlp.up": "ffn_gate ffn_up | ffn_up",
+    "mlp.down": "ffn_down",
+    "mlp_post": "post_ffw_norm",
+    "moe.router": "ffn_gate_inp",
+    "moe.correction": "exp_probs_b.bias",
+    "moe.up": "ffn_gate_exps ffn_up_exps",
+    "moe.down": "ffn_down_exps",
+    "shared.up": "ffn_gate_shexp ffn_up_shexp",
+    "shared.down": "ffn_down_shexp",
+    "shared.gate": "ffn_gate_inp_shexp",
+}
+# Llama's converter and its heirs' put the two halves of each rotated pair side by side.
+PERMUTED_QK = {"attn.qkv": "attn_q:rope_halves attn_k:rope_halves attn_v"}
+GGUF_IGNORED = (r"rope_freqs\.weight", r"rope_factors_(long|short)\.weight", r".*\.rope_freqs\.weight")
+
+
+def _q4_0(blocks: Bytes, out: Floats) -> None:
+    scale, codes = _halves(blocks[:, :2]), blocks[:, 2:]
+    np.multiply((codes & LOW).view(np.int8) - np.int8(8), scale, out=out[:, :16], dtype=np.float32)
+    np.multiply((codes >> HIGH).view(np.int8) - np.int8(8), scale, out=out[:, 16:], dtype=np.float32)
+
+
+def _q4_1(blocks: Bytes, out: Floats) -> None:
+    scale_low, codes = _halves(blocks[:, :4]), blocks[:, 4:]
+    np.multiply(codes & LOW, scale_low[:, :1], out=out[:, :16], dtype=np.float32)
+    np.multiply(codes >> HIGH, scale_low[:, :1], out=out[:, 16:], dtype=np.float32)
+    out += scale_low[:, 1:]
+
+
+def _q8_0(blocks: Bytes, out: Floats) -> None:
+    np.multiply(blocks[:, 2:].view(np.int8), _halves(blocks[:, :2]), out=out, dtype=np.float32)
+
+
+def _f16(blocks: Bytes, out: Floats) -> None:
+    out[:] = _halves(blocks)
+
+
+def _bf16(blocks: Bytes, out: Floats) -> None:
+    np.left_shift(blocks.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
+
+
+def _f32(blocks: Bytes, out: Floats) -> None:
+    out[:] = blocks.view(np.float32)
+
+
+def _halves(columns: Bytes) -> Floats:
+    return np.ascontiguousarray(columns).view(np.float16).astype(np.float32)
+
+
+_FAST: Mapping[Type, Callable[[Bytes, Floats], None]] = {
+    Type.F32: _f32,
+    Type.F16: _f16,
+    Type.BF16: _bf16,
+    Type.Q4_0: _q4_0,
+    Type.Q4_1: _q4_1,
+    Type.Q8_0: _q8_0,
+}
+_SLOW = frozenset({Type.Q5_0, Type.Q5_1, Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL})
+GGUF_TYPES = frozenset(_FAST) | _SLOW  # that are read
+_FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+
+
+def dequantize(stored: Bytes, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Floats:
+    """The values of a tensor of `shape` whose bytes in the file are `stored`, float32."""
+    if kind in _SLOW:
+        from gguf.quants import dequantize as package_dequantize  # takes a while to import
+
+        rows = stored.reshape(*shape[:-1], -1)
+        values: Floats = package_dequantize(rows, kind)
+        return values
+    block_elements, block_bytes = GGML_QUANT_SIZES[kind]
+    per_block = max(1, 32 // block_elements)  # plain floats are blocks of one: take more of them at a time
+    if prod(shape) % (block_elements * per_block):
+        per_block = 1
+    blocks = stored.reshape(-1, block_bytes * per_block)
+    out = np.empty((len(blocks), block_elements * per_block), np.float32)
+    for start in range(0, len(blocks), CHUNK_BLOCKS):
+        chunk = slice(start, start + CHUNK_BLOCKS)
+        _FAST[kind](blocks[chunk], out[chunk])
+    return out.reshape(shape)
+
+
+class GGUFCheckpoint(Checkpoint):
+    """The tensors of a GGUF file, dequantised as they are read."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        self.where = str(file.path)
+        self.shapes = {name: info.shape for name, info in file.tensors.items()}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of most of its elements; bfloat16 for quantised ones, which nothing can overflow."""
+        sizes: Counter[Type] = Counter()
+        for info in self._file.tensors.values():
+            sizes[info.type] += prod(info.shape)
+        return _FLOATS.get(sizes.most_common(1)[0][0], torch.bfloat16) if sizes else torch.float32
+
+    def check_readable(self, name: str) -> None:
+        """Types of `GGUF_TYPES` only."""
+        kind = self._file.tensors[name].type
+        if kind not in GGUF_TYPES:
+            read = ", ".join(sorted(t.name for t in GGUF_TYPES))
+            raise UnsupportedError(f"{self.where}: tensor {name} is stored as {kind.name}, read are {read}")
+
+    def read(self, name: str) -> torch.Tensor:
+        """Float32."""
+        info = self._file.tensors[name]
+        return torch.from_numpy(dequantize(self._file.tensor_bytes(name), info.type, info.shape))

@@ -1,0 +1,72 @@
+"""A mixture of experts in plain torch: the router in float32, then each expert on the tokens that chose it."""
+
+import torch
+import torch.nn.functional as F
+
+from octavo.contract import Moe, Support
+from octavo.model.blocks import Blocks
+
+__all__ = ["MoeBlock", "route"]
+
+
+def route(scores: torch.Tensor, moe: Moe, correction: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token, and what their outputs are multiplied by.
+
+    Args:
+        scores: [T, num_experts] float32, the router's product.
+        moe: how to choose.
+        correction: [num_experts] float32, added for the choice only (DeepSeek-V3, section 2.1.2).
+
+    Returns:
+        ids [T, top_k] int64 and weights [T, top_k] float32.
+
+    """
+    shares = scores.softmax(-1) if moe.score == "softmax" else scores.sigmoid()
+    choice = shares if correction is None else shares + correction
+    if moe.groups:
+        by_group = choice.view(len(choice), moe.groups.num_groups, -1)
+        worth = by_group.topk(moe.groups.top_per_group, -1).values.sum(-1)
+        kept = worth.topk(moe.groups.num_kept, -1).indices
+        dropped = torch.ones_like(worth, dtype=torch.bool).scatter(-1, kept, False)
+        choice = by_group.masked_fill(dropped[..., None], float("-inf")).flatten(-2)
+    ids = choice.topk(moe.top_k, -1).indices
+    weights = shares.gather(-1, ids)
+    if moe.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return ids, weights * moe.scale
+
+
+class MoeBlock:
+    """x [T, H] -> [T, H]."""
+
+    def __init__(self, blocks: Blocks, at: str, moe: Moe) -> None:
+        """Take the slots `at`.moe.* and `at`.shared.*."""
+        blocks.limit("mixture of experts", Support.no("torch's matrix product over as many rows as chose an expert"))
+        weights = blocks.weights
+        self._moe = moe
+        self._router = weights[f"{at}.moe.router"]
+        self._router_bias = weights.get(f"{at}.moe.router.bias")
+        self._correction = weights.get(f"{at}.moe.correction")
+        self._up, self._up_bias = weights[f"{at}.moe.up"], weights.get(f"{at}.moe.up.bias")
+        self._down, self._down_bias = weights[f"{at}.moe.down"], weights.get(f"{at}.moe.down.bias")
+        self._activation = blocks.activation(moe.expert)
+        self._shared = blocks.mlp(f"{at}.shared", moe.shared.mlp) if moe.shared else None
+        self._shared_gate = blocks.linear(f"{at}.shared.gate") if moe.shared and moe.shared.gated else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        scores = F.linear(x.float(), self._router, self._router_bias)
+        ids, weights = route(scores, self._moe, self._correction)
+        y = torch.zeros_like(x)
+        for expert in torch.unique(ids).tolist():
+            token, choice = (ids == expert).nonzero(as_tuple=True)
+            y.index_add_(0, token, self._expert(expert, x[token]) * weights[token, choice, None].to(x.dtype))
+        if self._shared is None:
+            return y
+        shared = self._shared(x)
+        return y + (shared * self._shared_gate(x).sigmoid() if self._shared_gate else shared)
+
+    def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        up_bias = None if self._up_bias is None else self._up_bias[expert]
+        down_bias = None if self._down_bias is None else self._down_bias[expert]
+        hidden = self._activation(F.linear(x, self._up[expert], up_bias))
+        return F.linear(hidden, self._down[expert], down_bias)

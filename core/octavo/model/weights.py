@@ -1,0 +1,241 @@
+"""From a checkpoint to slots: what fills each slot is found and checked first, from headers, then read.
+
+Memory: one tensor of the checkpoint at a time beside the weights themselves.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch
+from tqdm import tqdm
+
+from octavo.contract import DecoderSpec
+from octavo.errors import ModelError
+from octavo.model.checkpoint import Checkpoint
+from octavo.model.names import REORDER, NameTable, Part
+from octavo.model.slots import Slot, slots
+
+__all__ = ["Filling", "dummy_weights", "plan_weights", "read_weights"]
+
+DUMMY_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor of the checkpoint and where it goes.
+
+    Attributes:
+        name: of the tensor.
+        part: how it is stored.
+        rows: which rows of the target it fills.
+        index: which entry of the target's first axis, for tensors that are one of many; or None.
+
+    """
+
+    name: str
+    part: Part
+    rows: slice
+    index: int | None = None
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A tensor to be made: a slot's, or its bias.
+
+    Attributes:
+        name: its key among the weights.
+        shape: of it.
+        row_axis: the axis that `Source.rows` slices.
+        head_size: for reorderings.
+        sources: what fills it; rows that none fills are zero.
+        dtype: None for the weights' common dtype.
+
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    row_axis: int
+    head_size: int
+    sources: tuple[Source, ...]
+    dtype: torch.dtype | None
+
+
+def plan_weights(spec: DecoderSpec, names: NameTable, checkpoint: Checkpoint) -> tuple[Filling, ...]:
+    """What fills each slot of `spec`. Reads no weights.
+
+    Raises:
+        ModelError: a tensor is missing, does not fit, or has no place; one line with found and expected.
+        UnsupportedError: a tensor is stored in a type that is not read.
+
+    """
+    root = names.root(checkpoint.shapes)
+    plan = [filling for slot in slots(spec) for filling in _fillings(spec, slot, names, root, checkpoint)]
+    used = {source.name for filling in plan for source in filling.sources}
+    for name in sorted(used):
+        checkpoint.check_readable(name)
+    _refuse_extra(spec, names, root, checkpoint, used)
+    return tuple(plan)
+
+
+def read_weights(
+    plan: Sequence[Filling],
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool,
+) -> dict[str, torch.Tensor]:
+    """The weights by slot name, see `slots`. `progress` shows a bar on stderr."""
+    weights = {}
+    for filling in tqdm(plan, desc="Loading weights", unit="tensor", disable=not progress):
+        weights[filling.name] = _read(filling, checkpoint, filling.dtype or dtype, device)
+    return weights
+
+
+def dummy_weights(
+    spec: DecoderSpec, *, seed: int, dtype: torch.dtype, device: torch.device, progress: bool
+) -> dict[str, torch.Tensor]:
+    """Random weights for every slot that a checkpoint must have; the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for slot in tqdm(slots(spec), desc="Making weights", unit="tensor", disable=not progress):
+        if slot.optional:
+            continue
+        if slot.norm:
+            values = torch.full(slot.shape, 1.0 - slot.norm.weight_offset)
+        else:
+            values = torch.empty(slot.shape).normal_(0.0, DUMMY_STD, generator=generator)
+        weights[slot.name] = values.to(device=device, dtype=slot.dtype or dtype)
+    return weights
+
+
+# ---- finding what fills a slot
+
+
+def _fillings(
+    spec: DecoderSpec, slot: Slot, names: NameTable, root: tuple[str, str], checkpoint: Checkpoint
+) -> Iterator[Filling]:
+    options = names.options(slot, root)
+    parts = next((option for option in options if all(_first_weight(part, checkpoint) for part in option)), None)
+    if parts is None:
+        if not slot.optional:
+            raise _missing(slot, options, checkpoint)
+        return
+    layer = spec.layers[slot.layer or 0].attn
+    head_size = getattr(layer, "head_size", 0)
+    sizes = slot.parts if len(parts) > 1 else ()
+    rows = _row_slices(sizes)
+    row_axis = -1 if slot.norm or len(slot.shape) == 1 else -2
+    weights, biases = [], []
+    for part, span in zip(parts, rows, strict=True):
+        counted = part.is_counted
+        for n in range(slot.shape[0]) if counted else (None,):
+            one = part if n is None else part.at(n)
+            weight, bias = checkpoint.weight(one), checkpoint.bias(one)
+            if weight is None:
+                raise _missing(slot, [[one]], checkpoint)
+            source = Source(weight, one, span, n)
+            _check_shape(slot.name, _expected(slot.shape, row_axis, source), checkpoint, source)
+            weights.append(source)
+            if bias is not None and slot.has_bias:
+                source = Source(bias, one, span, n)
+                _check_shape(f"{slot.name}.bias", _expected_bias(slot, source), checkpoint, source)
+                biases.append(source)
+        if counted and checkpoint.weight(part.at(slot.shape[0])):
+            raise ModelError(
+                f"{checkpoint.where}: {slot.name} has {slot.shape[0]} parts by its config, "
+                f"the checkpoint has {checkpoint.weight(part.at(slot.shape[0]))} too"
+            )
+    yield Filling(slot.name, slot.shape, row_axis, head_size, tuple(weights), slot.dtype)
+    if biases:
+        yield Filling(f"{slot.name}.bias", slot.bias_shape, -1, head_size, tuple(biases), slot.dtype)
+
+
+def _first_weight(part: Part, checkpoint: Checkpoint) -> str | None:
+    return checkpoint.weight(part.at(0) if part.is_counted else part)
+
+
+def _row_slices(sizes: Sequence[int]) -> list[slice]:
+    """Rows of each part; all of them where the slot comes as one tensor."""
+    if not sizes:
+        return [slice(None)]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _expected(shape: tuple[int, ...], row_axis: int, source: Source) -> tuple[int, ...]:
+    """The stored shape of a source that fits a target of `shape`."""
+    stored = list(shape)
+    stored[row_axis] = len(range(shape[row_axis])[source.rows])
+    if source.part.transpose and row_axis == -2:
+        stored[-2:] = stored[:-3:-1]
+    return tuple(stored[1:] if source.index is not None else stored)
+
+
+def _expected_bias(slot: Slot, source: Source) -> tuple[int, ...]:
+    return _expected(slot.bias_shape, -1, source)
+
+
+def _check_shape(target: str, expected: tuple[int, ...], checkpoint: Checkpoint, source: Source) -> None:
+    found = checkpoint.shapes[source.name]
+    if [n for n in found if n != 1] != [n for n in expected if n != 1]:
+        raise ModelError(
+            f"{checkpoint.where}: tensor {source.name} has shape {list(found)}, expected is {list(expected)} "
+            f"for {target}; the config and the weights are of different models"
+        )
+
+
+def _missing(slot: Slot, options: Sequence[Sequence[Part]], checkpoint: Checkpoint) -> ModelError:
+    wanted = " or ".join(" + ".join(part.at(0).name for part in option) for option in options)
+    lacking = next((p.at(0).name for option in options for p in option if not _first_weight(p, checkpoint)), slot.key)
+    near = get_close_matches(lacking, checkpoint.shapes, n=2, cutoff=0.7)
+    hint = f"; near it has {', '.join(near)}" if near else ""
+    if not wanted:
+        return ModelError(f"{checkpoint.where}: no name is known for {slot.name} {list(slot.shape)} in such a file")
+    return ModelError(
+        f"{checkpoint.where}: tensor {lacking} is missing; expected is {wanted} "
+        f"to fill {slot.name} {list(slot.shape)}{hint}"
+    )
+
+
+def _refuse_extra(
+    spec: DecoderSpec, names: NameTable, root: tuple[str, str], checkpoint: Checkpoint, used: set[str]
+) -> None:
+    extra = set(checkpoint.shapes) - used
+    if spec.tied_embeddings:  # some writers store the head again
+        for option in names.options(Slot("head", ()), root):
+            extra -= {checkpoint.weight(part) for part in option}
+    ignored = re.compile("|".join(names.ignored)) if names.ignored else None
+    unknown = sorted(name for name in extra if not (ignored and ignored.fullmatch(name)))
+    if unknown:
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        raise ModelError(
+            f"{checkpoint.where}: {len(unknown)} of {len(checkpoint.shapes)} tensors have no place in the model that "
+            f"its config describes: {', '.join(unknown[:3])}{more}; {len(used)} were expected"
+        )
+
+
+# ---- reading
+
+
+def _read(filling: Filling, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    covered = sum(len(range(filling.shape[filling.row_axis])[s.rows]) for s in filling.sources)
+    counted = sum(s.index is not None for s in filling.sources)
+    rows = filling.shape[filling.row_axis] * (filling.shape[0] if counted else 1)
+    make = torch.empty if covered == rows else torch.zeros
+    target = make(filling.shape, dtype=dtype, device=device)
+    for source in filling.sources:
+        place = target if source.index is None else target[source.index]
+        axis = place.ndim + filling.row_axis
+        place = place[(slice(None),) * axis + (source.rows,)]
+        values = checkpoint.read(source.name)
+        if source.part.transpose and filling.row_axis == -2:
+            values = values.transpose(-1, -2)
+        values = values.reshape(place.shape)
+        if source.part.reorder:
+            order = REORDER[source.part.reorder](torch.arange(values.shape[axis]), filling.head_size)
+            values = values.index_select(axis, order)
+        place.copy_(values)
+    return target
