@@ -202,7 +202,7 @@ class OpImpl:
 
     Attributes:
         op: a key of `OPS`.
-        provider: who offers it, as users see it ("torch", "triton").
+        provider: who offers it, as users see it ("torch", the name of a platform or of a library).
         tier: native (kernels of the platform), portable (one source for many), reference (torch).
         fn: called with the op's args object; returns what the args class says.
         supports: whether `fn` serves a signature, and why not. A yes that raises is a fault.

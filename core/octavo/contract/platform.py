@@ -27,7 +27,7 @@ class Capabilities:
         kv_cache_dtypes: of stored keys and values, the preferred one first.
         block_sizes: tokens a KV block, the preferred one first.
         head_sizes: that its attention kernels were built for.
-        kernel_languages: in which portable kernels may be offered ("triton", ...).
+        kernel_languages: in which portable kernels may be offered, by their lower-case names.
         graph_capture: which steps may be captured and replayed.
         pinned_memory: host buffers may be pinned.
         unified_memory: device memory is host memory.

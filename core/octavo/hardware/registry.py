@@ -32,7 +32,7 @@ class Plugin:
     Attributes:
         name: of the entry point.
         distribution, version: the package that declares it; "unknown" where nothing says so.
-        value: what the entry point refers to ("octavo_cpu.plugin").
+        value: what the entry point refers to ("package.module").
 
     """
 
