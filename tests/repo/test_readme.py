@@ -2,8 +2,12 @@
 
 import re
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+import pytest
 from repo.sources import ROOT, text_of, tracked
+
+from octavo.contract import API_VERSION, Platform
 
 README = Path("README.md")
 INSTALL_AND_GENERATE = (
@@ -69,3 +73,26 @@ def test_paths_named_in_the_text_are_there() -> None:
     linked = re.findall(r"\]\((?!https?:|#)([^)#]+)", text_of(README))
     assert linked
     assert [path for path in linked if not (ROOT / path).exists()] == []
+
+
+def code_of(readme: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str], demo_file: Path) -> None:
+    example = code_of(text_of(README))[0]
+    exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
+    printed = capsys.readouterr().out
+    assert printed.startswith("The capital of France is  Paris")
+
+
+def test_the_platform_is_one() -> None:
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(code_of(text_of(README))[1], "README.md", "exec"), names)
+    [info] = names["octavo_platforms"]()
+    platform = info.create(0)
+    assert isinstance(platform, Platform)
+    assert info.api_version[0] == API_VERSION[0]
+    assert platform.memory_info().free <= platform.memory_info().total
+    assert platform.capabilities().dtypes
+    assert platform.device.type == "cpu"
