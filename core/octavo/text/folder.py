@@ -1,0 +1,150 @@
+"""The tokenizer of a folder in Hugging Face layout, read without the transformers library.
+
+tokenizer.json holds the tokenizer itself; tokenizer_config.json and special_tokens_map.json name the special tokens
+and may overrule whether the beginning-of-sequence token is added; chat templates stand in chat_template.jinja,
+additional_chat_templates/*.jinja, chat_template.json or tokenizer_config.json, the first of them found.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from octavo.errors import ModelError
+from octavo.text.source import TokenizerSource
+
+__all__ = ["read_folder_tokenizer"]
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_MAX_FILE_BYTES = 256 << 20
+
+
+def read_folder_tokenizer(folder: Path) -> TokenizerSource:
+    """Read the tokenizer of a folder.
+
+    Raises:
+        ModelError: there is no tokenizer.json, or a file cannot be read or understood.
+
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder}: no tokenizer.json; set `tokenizer` to a folder that has one, or save one here with "
+            "transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    try:
+        backend = Tokenizer.from_str(_text(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(f"{path}: not a tokenizer: {error}"[:500]) from error
+    backend.no_truncation()
+    backend.no_padding()
+    config = _config(folder)
+    special = {role: token for role in _ROLES if (token := _literal(config.get(role))) is not None}
+    _add_tokens(backend, config, special)
+    special = {role: token for role, token in special.items() if backend.token_to_id(token) is not None}
+    prefix, suffix = _affixes(backend)
+    return TokenizerSource(
+        backend=backend,
+        special_tokens=special,
+        prefix_ids=_overruled(backend, config.get("add_bos_token"), special.get("bos_token"), prefix),
+        suffix_ids=_overruled(backend, config.get("add_eos_token"), special.get("eos_token"), suffix),
+        chat_templates=_chat_templates(folder, config),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ModelError(f"{path}: {path.stat().st_size} bytes; at most {_MAX_FILE_BYTES} are read")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """An object of a file, empty where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: holds {type(value).__name__}, not an object")
+    return value
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
+
+
+def _literal(token: object) -> str | None:
+    """A special token's text, written as such or as an object with its content."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def _add_tokens(backend: Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Mark as special what only the config calls so. No token is made for which the model has no row."""
+    listed = config.get("added_tokens_decoder") or {}
+    for token_id, entry in sorted(((int(key), entry) for key, entry in listed.items()), key=lambda pair: pair[0]):
+        token = _literal(entry)
+        if token is None:
+            continue
+        is_new = backend.token_to_id(token) is None and backend.get_vocab_size() == token_id
+        if is_new:
+            flags = {
+                name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "single_word", "normalized", "special")
+            }
+            backend.add_tokens([AddedToken(token, **flags)])
+    names = list(special.values())
+    for key in _LISTS:
+        value = config.get(key) or ()
+        names += filter(None, map(_literal, value.values() if isinstance(value, Mapping) else value))
+    marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    backend.add_special_tokens(
+        [
+            AddedToken(name, special=True, normalized=False)
+            for name in dict.fromkeys(names)
+            if name not in marked and backend.token_to_id(name) is not None
+        ]
+    )
+
+
+def _affixes(backend: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the tokenizer's own post-processor puts before and after a text."""
+    probe = backend.encode("a", add_special_tokens=False).ids
+    whole = backend.encode("a", add_special_tokens=True).ids
+    for begin in range(len(whole) - len(probe) + 1):
+        if whole[begin : begin + len(probe)] == probe:
+            return tuple(whole[:begin]), tuple(whole[begin + len(probe) :])
+    return (), ()
+
+
+def _overruled(backend: Tokenizer, flag: object, token: str | None, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The affix that an explicit add_bos_token or add_eos_token asks for, else that of the post-processor."""
+    if not isinstance(flag, bool):
+        return ids
+    token_id = backend.token_to_id(token) if flag and token is not None else None
+    return () if token_id is None else (token_id,)
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    templates = {}
+    listed = config.get("chat_template") or _json(folder / "chat_template.json").get("chat_template")
+    if isinstance(listed, str):
+        templates["default"] = listed
+    elif isinstance(listed, Mapping):
+        templates.update({str(name): text for name, text in listed.items() if isinstance(text, str)})
+    elif isinstance(listed, list):
+        named = [entry for entry in listed if isinstance(entry, Mapping)]
+        templates.update({str(e["name"]): str(e["template"]) for e in named if "name" in e and "template" in e})
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _text(path)
+    if (folder / "chat_template.jinja").is_file():
+        templates["default"] = _text(folder / "chat_template.jinja")
+    return templates
