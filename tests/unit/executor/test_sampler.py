@@ -60,7 +60,7 @@ def test_equals_the_slow_reference(
 ) -> None:
     kept = reference_set(logits, temperature, top_k, top_p, min_p)
     scaled = (logits - logits.max()) / np.float32(temperature)
-    if top_k and top_k < len(logits) or top_p < 1 or min_p:
+    if (top_k and top_k < len(logits)) or top_p < 1 or min_p:
         limited = top_k if top_k < len(logits) else 0
         assert filtered(scaled, limited, top_p, min_p, np.empty_like(scaled)).tolist() == kept
 

@@ -1,0 +1,48 @@
+"""An executor: everything below the scheduler, on however many devices."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from octavo.contract import Support
+from octavo.executor.memory import MemoryPlan
+from octavo.hardware.resolve import Manifest
+from octavo.scheduler.messages import ModelRunnerOutput, SchedulerOutput
+
+__all__ = ["Executor"]
+
+
+class Executor(ABC):
+    """Runs the scheduler's steps, one at a time and in order."""
+
+    @property
+    @abstractmethod
+    def memory_plan(self) -> MemoryPlan:
+        """What the memory of a device goes to; all devices have the same."""
+
+    @property
+    @abstractmethod
+    def manifest(self) -> Manifest:
+        """Who serves each op and attention, and who was passed over."""
+
+    @property
+    @abstractmethod
+    def row_invariant(self) -> Support:
+        """Whether logits are bitwise the same in any batch, whole and in chunks; else which op is at fault."""
+
+    @abstractmethod
+    def facts(self) -> Mapping[str, str]:
+        """What `octavo info` prints besides: name to one line."""
+
+    @abstractmethod
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step.
+
+        Raises:
+            Exception: the step as a whole failed and gave nothing. The executor goes on: its sequences may be
+                removed and sent anew.
+
+        """
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Give back what is held on the devices; may be called twice, nothing else after it."""

@@ -1,0 +1,67 @@
+"""The executor of one device in this process."""
+
+from collections.abc import Mapping
+
+from octavo.config import EngineConfig
+from octavo.contract import PlatformInfo, Support
+from octavo.executor.base import Executor
+from octavo.executor.memory import MemoryPlan
+from octavo.executor.worker import Worker
+from octavo.hardware.registry import Registry
+from octavo.hardware.resolve import Manifest
+from octavo.model.describe import ModelDescription
+from octavo.scheduler.messages import ModelRunnerOutput, SchedulerOutput
+
+__all__ = ["LocalExecutor"]
+
+
+class LocalExecutor(Executor):
+    """One worker, called directly.
+
+    Args:
+        config: settled.
+        description: of the model.
+        platform_info: of the chosen platform, which is made here.
+        registry: where portable ops come from.
+        vocab_size: ids from here on are never sampled (the tokenizer's size); None: every row of the head may be.
+        progress: show bars while weights load.
+
+    Raises:
+        OctavoError: the model, a setting or the platform cannot serve; see `Worker`.
+
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        description: ModelDescription,
+        platform_info: PlatformInfo,
+        registry: Registry,
+        *,
+        vocab_size: int | None = None,
+        progress: bool = False,
+    ) -> None:
+        self._worker = Worker.create(
+            config, description, platform_info, registry, vocab_size=vocab_size, progress=progress
+        )
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        return self._worker.memory_plan
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._worker.manifest
+
+    @property
+    def row_invariant(self) -> Support:
+        return self._worker.row_invariant
+
+    def facts(self) -> Mapping[str, str]:
+        return self._worker.facts()
+
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        return self._worker.execute(step)
+
+    def shutdown(self) -> None:
+        self._worker.close()

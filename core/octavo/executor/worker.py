@@ -1,0 +1,248 @@
+"""A worker: one device with its platform, program, KV caches and runner."""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from octavo.config import EngineConfig
+from octavo.contract import AttentionBackend, CompileRequest, MemoryInfo, Platform, PlatformInfo, Program, Support
+from octavo.errors import ConfigError, PlatformError
+from octavo.executor.memory import MemoryPlan, MemoryRequest, plan_memory
+from octavo.executor.model_runner import MAX_PROMPT_LOGITS, KVGroupCaches, ModelRunner, RunnerLimits
+from octavo.hardware.choose import create_platform, portable_ops
+from octavo.hardware.registry import Registry
+from octavo.hardware.resolve import Manifest, OpResolver
+from octavo.model.describe import ModelDescription, load_weights
+from octavo.model.generic import GenericProgram
+from octavo.model.kv_groups import KVGroup, kv_groups
+from octavo.scheduler.messages import ModelRunnerOutput, SchedulerOutput
+
+__all__ = ["POISON_VARIABLE", "Worker"]
+
+# 1: buffers and KV blocks that were never written hold garbage and NaN, so that tests see a read of one.
+POISON_VARIABLE = "OCTAVO_POISON"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A model on a device, before its KV caches."""
+
+    program: Program
+    kind: str
+    groups: tuple[KVGroup, ...]
+    backends: tuple[AttentionBackend, ...]
+    weight_bytes: int
+
+
+class Worker:
+    """Loads a model onto one device and runs its steps.
+
+    Args:
+        config: settled, so that nothing the core needs is open.
+        description: of the model.
+        platform: the device.
+        registry: where portable ops come from.
+        vocab_size: ids from here on are never sampled (the tokenizer's size); None: every row of the head may be.
+        progress: show bars while weights load.
+
+    Raises:
+        ConfigError: the KV cache of one request does not fit, or `deterministic` refuses the chain of ops.
+        ModelError, PlatformError: the model cannot be loaded, or not be run here.
+
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        description: ModelDescription,
+        platform: Platform,
+        registry: Registry,
+        *,
+        vocab_size: int | None = None,
+        progress: bool = False,
+    ) -> None:
+        self.platform = platform
+        self._description = description
+        if config.platform.num_threads is not None:
+            platform.set_num_threads(config.platform.num_threads)
+        memory = platform.memory_info()
+        ops = portable_ops(registry, platform, config.platform.platform)
+        resolver = OpResolver(platform, ops, config.platform.strict_ops)
+        loaded = _load(config, description, platform, resolver, progress)
+        resolver.freeze()
+        self.manifest: Manifest = resolver.manifest
+        self._log_manifest()
+        self.program_kind = loaded.kind
+        self.row_invariant: Support = loaded.program.row_invariant
+        if config.platform.deterministic and not self.row_invariant:
+            raise ConfigError(
+                "deterministic is set, and rows depend on their batch mates: "
+                f"{'; '.join(self.row_invariant.reasons)}; unset deterministic, or choose another platform or dtype"
+            )
+        self.memory_plan = _plan(config, platform, loaded, memory)
+        poison = os.environ.get(POISON_VARIABLE) == "1"
+        caches = _allocate(loaded, self.memory_plan, poison)
+        loaded.program.bind([group.device for group in caches])
+        num_logits = description.spec.vocab_size
+        self._runner: ModelRunner | None = ModelRunner(
+            loaded.program,
+            caches,
+            RunnerLimits(
+                vocab_size=min(vocab_size or num_logits, num_logits),
+                num_logits=num_logits,
+                block_size=_settled(config.cache.block_size),
+                max_model_len=_settled(config.model.max_model_len),
+                max_num_seqs=config.scheduler.max_num_seqs,
+                max_num_batched_tokens=_settled(config.scheduler.max_num_batched_tokens),
+                pinned_memory=platform.capabilities().pinned_memory,
+                poison=poison,
+            ),
+            platform.device,
+        )
+
+    @classmethod
+    def create(
+        cls,
+        config: EngineConfig,
+        description: ModelDescription,
+        info: PlatformInfo,
+        registry: Registry,
+        *,
+        vocab_size: int | None = None,
+        progress: bool = False,
+    ) -> "Worker":
+        """A worker on the device that the settings name."""
+        platform = create_platform(info, config.platform.device)
+        return cls(config, description, platform, registry, vocab_size=vocab_size, progress=progress)
+
+    def facts(self) -> Mapping[str, str]:
+        """Name to one line, for `octavo info`."""
+        return {
+            "platform": f"{self.platform.name} on {self.platform.device}",
+            "model": f"{self._description.files.name} ({self._description.architecture})",
+            "program": self.program_kind,
+            "row invariant": str(self.row_invariant),
+            "op table": self.manifest.hash,
+            **self.platform.diagnostics(),
+        }
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step. Raises what the program raised."""
+        if self._runner is None:
+            raise RuntimeError("the worker is closed")
+        return self._runner.execute(step)
+
+    def close(self) -> None:
+        """Let go of weights and KV caches."""
+        if self._runner is not None:
+            self.platform.synchronize()
+            self._runner = None
+
+    def _log_manifest(self) -> None:
+        for row in self.manifest.rows:
+            passed_over = f"; passed over: {', '.join(map(str, row.skipped))}" if row.skipped else ""
+            logger.info("%s: %s (%s)%s", row.call, row.provider, row.tier, passed_over)
+
+
+def _load(
+    config: EngineConfig, description: ModelDescription, platform: Platform, resolver: OpResolver, progress: bool
+) -> _Loaded:
+    dtype, kv_dtype = _dtype(config.model.dtype), _dtype(config.cache.kv_cache_dtype)
+    spec, device = description.spec, platform.device
+    groups = kv_groups(spec, block_size=_settled(config.cache.block_size), dtype=dtype, kv_dtype=kv_dtype)
+    backends = tuple(resolver.resolve_attention(group.spec) for group in groups)
+    seed = config.model.seed if config.model.load_format == "dummy" else None
+    weights = load_weights(description, dtype=dtype, device=device, progress=progress, seed_dummy=seed)
+    request = CompileRequest(
+        spec=spec,
+        weights=weights,
+        dtype=dtype,
+        attention=[group.spec for group in groups],
+        max_tokens=_settled(config.scheduler.max_num_batched_tokens),
+        max_rows=_max_rows(config),
+    )
+    program = _compiled(platform, request)
+    kind = f"compiled by {platform.name}"
+    if program is None:
+        program = GenericProgram(
+            spec,
+            weights,
+            dtype=dtype,
+            device=device,
+            groups=groups,
+            resolver=resolver,
+            max_model_len=_settled(config.model.max_model_len),
+        )
+        kind = "generic, on the op table"
+    # Slots may share a tensor (a head tied to the embedding).
+    storages = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights.values()}
+    return _Loaded(program, kind, groups, backends, sum(storages.values()))
+
+
+def _compiled(platform: Platform, request: CompileRequest) -> Program | None:
+    try:
+        return platform.compile(request)
+    except Exception as error:
+        raise PlatformError(f"platform {platform.name} failed to compile the model: {error}") from error
+
+
+def _plan(config: EngineConfig, platform: Platform, loaded: _Loaded, memory: MemoryInfo) -> MemoryPlan:
+    limits = config.scheduler
+    block_bytes = sum(b.block_bytes(g.spec) for b, g in zip(loaded.backends, loaded.groups, strict=True))
+    return plan_memory(
+        MemoryRequest(
+            total=memory.total,
+            free=memory.free,
+            weights=loaded.weight_bytes,
+            workspace=loaded.program.workspace_bytes(_settled(limits.max_num_batched_tokens), _max_rows(config)),
+            block_bytes=block_bytes,
+            block_size=_settled(config.cache.block_size),
+            unified=platform.capabilities().unified_memory,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=_settled(config.model.max_model_len),
+            memory_utilization=config.cache.memory_utilization,
+            swap_space=(config.cache.swap_space or 0.0) if limits.preemption_mode == "swap" else 0.0,
+            num_blocks_override=config.cache.num_blocks_override,
+        )
+    )
+
+
+def _allocate(loaded: _Loaded, plan: MemoryPlan, poison: bool) -> list[KVGroupCaches]:
+    caches: list[KVGroupCaches] = []
+    try:
+        for backend, group in zip(loaded.backends, loaded.groups, strict=True):
+            device = backend.allocate(group.spec, plan.num_blocks)
+            host = backend.allocate_host(group.spec, plan.num_host_blocks) if plan.num_host_blocks else None
+            caches.append(KVGroupCaches(backend, device, host))
+    except (RuntimeError, MemoryError) as error:
+        raise ConfigError(
+            f"the device refused {plan.num_blocks} KV blocks of {plan.block_bytes} bytes and the host"
+            f" {plan.num_host_blocks}: {error}; lower num_blocks_override, memory_utilization or swap_space"
+        ) from error
+    if poison:
+        for cache in caches:
+            for tensor in cache.device.tensors + (cache.host.tensors if cache.host else ()):
+                if tensor.is_floating_point():
+                    tensor.fill_(torch.nan)
+    return caches
+
+
+def _max_rows(config: EngineConfig) -> int:
+    """Rows of logits in the largest step: one a sequence, and those from which prompts are scored."""
+    return config.scheduler.max_num_seqs + MAX_PROMPT_LOGITS
+
+
+def _settled(value: int | None) -> int:
+    assert value is not None, "settle the config first"
+    return value
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    assert isinstance(dtype, torch.dtype), f"settle the config first: dtype is {name}"
+    return dtype
