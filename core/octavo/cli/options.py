@@ -16,9 +16,16 @@ Formatter = argparse.RawDescriptionHelpFormatter
 ELSEWHERE = {"model"}  # settings that a sub-command takes in another way
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL and a flag for each setting. What is not given stays absent, so that file and environment count."""
-    parser.add_argument("model", metavar="MODEL", help=next(s.help for s in settings() if s.name == "model"))
+def add_settings(parser: argparse.ArgumentParser, *, model_flag: bool = False) -> None:
+    """Add MODEL and a flag for each setting. What is not given stays absent, so that file and environment count.
+
+    `model_flag` makes the model a flag too, for a sub-command that can do without.
+    """
+    model_help = next(s.help for s in settings() if s.name == "model")
+    if model_flag:
+        parser.add_argument("--model", metavar="MODEL", default=argparse.SUPPRESS, help=model_help)
+    else:
+        parser.add_argument("model", metavar="MODEL", help=model_help)
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings; the environment and flags win over it")
     for name, group in itertools.groupby(settings(), lambda s: s.group):
         section = parser.add_argument_group(f"{name} settings")

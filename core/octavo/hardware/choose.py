@@ -86,16 +86,18 @@ def portable_ops(registry: Registry, platform: Platform, name: str | None = None
         PlatformError: a plugin failed to answer, and no platform was named.
 
     """
+    num_known = len(registry.problems)
     offered = registry.ops(platform.capabilities())
-    _refuse_problems(registry, name)
+    _refuse_problems(registry, name, num_known)
     return offered
 
 
-def _refuse_problems(registry: Registry, name: str | None) -> None:
+def _refuse_problems(registry: Registry, name: str | None, num_known: int = 0) -> None:
+    """Stop where no platform was named; else warn of those that are new."""
     if not registry.problems:
         return
     if name is not None:
-        for problem in registry.problems:
+        for problem in registry.problems[num_known:]:
             logger.warning("%s; going on, since platform %r was named", problem, name)
         return
     broken = "\n".join(f"  {problem}" for problem in registry.problems)

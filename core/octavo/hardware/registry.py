@@ -194,7 +194,7 @@ class Registry:
     def _guard(self, plugin: Plugin, stage: str, fn: Callable[..., T], *args: Any, **kwargs: Any) -> tuple[bool, Any]:
         """Whether the call came back, and with what."""
         try:
-            return True, self._watchdog.call(f"plugin {plugin} hangs in {stage}", fn, *args, **kwargs)
+            return True, self._watchdog.call(f"plugin {plugin} in {stage}", fn, *args, **kwargs)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # also SystemExit, and panics of foreign runtimes

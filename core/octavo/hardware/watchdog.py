@@ -29,15 +29,15 @@ class Watchdog:
         self.timeout = timeout
         self.exit_on_hang = exit_on_hang
 
-    def call(self, sentence: str, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """`fn(*args, **kwargs)`, watched. `sentence` is what is printed if it does not come back in time."""
-        with self._watched(sentence):
-            return _titled(sentence, fn, *args, **kwargs)
+    def call(self, title: str, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """`fn(*args, **kwargs)`, watched. `title` says what is called, and stands in each stack as a frame."""
+        with self._watched(title):
+            return _titled(title, fn, *args, **kwargs)
 
     @contextlib.contextmanager
-    def _watched(self, sentence: str) -> Iterator[None]:
+    def _watched(self, title: str) -> Iterator[None]:
         done = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(sentence, done), name="octavo-watchdog", daemon=True)
+        watcher = threading.Thread(target=self._watch, args=(title, done), name="octavo-watchdog", daemon=True)
         watcher.start()
         if self.exit_on_hang:
             faulthandler.dump_traceback_later(self.timeout + GRACE_SECONDS, exit=True, file=STDERR)
@@ -49,9 +49,9 @@ class Watchdog:
             done.set()
             watcher.join()
 
-    def _watch(self, sentence: str, done: threading.Event) -> None:
+    def _watch(self, title: str, done: threading.Event) -> None:
         while not done.wait(self.timeout):
-            os.write(STDERR, f"octavo: {sentence} for {self.timeout:g} seconds or more\n".encode())
+            os.write(STDERR, f"octavo: {title} hangs, it has not come back for {self.timeout:g} seconds\n".encode())
             faulthandler.dump_traceback(STDERR, all_threads=True)
             if self.exit_on_hang:
                 os._exit(1)
