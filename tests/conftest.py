@@ -1,6 +1,6 @@
 """What every test gets: settings of the machine's user left out, no hub, and the demo model where it is asked for."""
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -13,14 +13,15 @@ from octavo.model.files import resolve_model
 hypothesis.settings.register_profile("octavo", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("octavo")
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting of Octavo comes from the environment, here and in child processes."""
-    for setting in settings():
-        monkeypatch.delenv(ENVIRONMENT_PREFIX + setting.name.upper(), raising=False)
+@pytest.fixture(autouse=True, scope="session")
+def plain_environment() -> Iterator[None]:
+    """No setting of Octavo comes from the environment and no hub is asked, here and in child processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        for setting in settings():
+            patch.delenv(ENVIRONMENT_PREFIX + setting.name.upper(), raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")
