@@ -43,6 +43,7 @@ from octavo.contract.spec import (
     SharedExpert,
 )
 from octavo.contract.support import Support
+from octavo.errors import PlatformError
 
 __all__ = [
     "API_VERSION",
@@ -77,6 +78,7 @@ __all__ = [
     "OpImpl",
     "OpSignature",
     "Platform",
+    "PlatformError",
     "PlatformInfo",
     "Program",
     "QKNorm",

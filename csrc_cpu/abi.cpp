@@ -1,0 +1,325 @@
+// The C ABI: checks arguments, decides how a call is cut into ranges, and runs them.
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "include/octavo_cpu.h"
+#include "isa.h"
+#include "pool.h"
+
+namespace octavo {
+namespace {
+
+// Below so many elements (or multiply-adds) of work a second thread is not worth waking.
+constexpr int64_t kGrainElements = 32 * 1024;
+constexpr int64_t kGrainProducts = 256 * 1024;
+
+bool known(int dtype) { return dtype >= OCTAVO_FLOAT32 && dtype <= OCTAVO_FLOAT16; }
+
+// Rows a range, so that a range is worth handing out.
+int64_t rows_for(int64_t elements_per_row) {
+    return std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, elements_per_row));
+}
+
+int norm(void (*Kernels::*kernel)(const Norm&, int64_t, int64_t), const Norm& a, int64_t rows) {
+    if (!known(a.dtype) || !known(a.weight_dtype)) return OCTAVO_BAD_DTYPE;
+    if (rows < 0 || a.hidden < 1 || a.inner_rows < 1) return OCTAVO_OUT_OF_RANGE;
+    const auto function = kernels()->*kernel;
+    parallel_for(rows, rows_for(a.hidden), [&](int64_t begin, int64_t end) { function(a, begin, end); });
+    return OCTAVO_OK;
+}
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+int64_t value_stride(const octavo_attention& g) {
+    return round_up(g.latent ? g.head_size : g.value_size, kValueAlign);
+}
+
+bool sound_geometry(const octavo_attention& g) {
+    const bool blocks = g.block_size >= 8 && (kChunk % g.block_size == 0 || g.block_size % kChunk == 0);
+    const bool heads = g.num_kv_heads >= 1 && g.num_heads >= g.num_kv_heads && g.num_heads % g.num_kv_heads == 0;
+    const bool sizes = g.head_size >= 1 && g.head_size <= 1024 && g.value_size >= 1 && g.value_size <= 1024;
+    const bool latent = !g.latent || (g.num_kv_heads == 1 && g.value_size <= g.head_size);
+    return blocks && heads && sizes && latent && g.window >= 0 && g.num_blocks >= 0;
+}
+
+// Tiles of a step, long ones first within a row, and about how many products they take.
+int64_t cut_tiles(const octavo_attention& g, std::vector<Tile>& tiles) {
+    const int group = g.num_heads / g.num_kv_heads;
+    const int head_tiles = (group + kTileRows - 1) / kTileRows;
+    const int heads = (group + head_tiles - 1) / head_tiles;
+    const int tokens = std::max(1, kTileRows / heads);
+    int64_t products = 0;
+    for (int row = 0; row < g.num_rows; ++row) {
+        const int length = g.query_start_loc[row + 1] - g.query_start_loc[row];
+        if (length == 0) continue;
+        const int before = g.seq_lens[row] - length;
+        for (int token = (length - 1) / tokens * tokens; token >= 0; token -= tokens) {
+            const int count = std::min(tokens, length - token);
+            const int first_position = before + token, last_position = first_position + count - 1;
+            const int first_seen = g.window > 0 ? std::max(0, first_position + 1 - g.window) : 0;
+            const int first_chunk = first_seen / kChunk, last_chunk = last_position / kChunk;
+            products += int64_t(count) * (last_position + 1 - first_seen);
+            for (int kv_head = 0; kv_head < g.num_kv_heads; ++kv_head) {
+                for (int head = 0; head < group; head += heads) {
+                    tiles.push_back({row, kv_head, head, std::min(heads, group - head), token, count, first_chunk,
+                                     last_chunk - first_chunk + 1});
+                }
+            }
+        }
+    }
+    return products * g.num_heads * (g.head_size + g.value_size);
+}
+
+// The caller's lists, kept between calls.
+struct WorkLists {
+    std::vector<Tile> tiles;
+    std::vector<Piece> pieces;
+    std::vector<int64_t> first_pieces;
+    std::vector<float> partials;
+};
+
+int attend_split(const Kernels& k, Attend& a, WorkLists& lists, int64_t scratch_bytes, int64_t piece_grain) {
+    const octavo_attention& g = *a.geometry;
+    const int64_t floats_per_row = round_up(g.value_size, kValueAlign) + 2;
+    int64_t offset = 0;
+    lists.pieces.clear();
+    lists.first_pieces.clear();
+    for (size_t t = 0; t < lists.tiles.size(); ++t) {
+        const Tile& tile = lists.tiles[t];
+        lists.first_pieces.push_back(int64_t(lists.pieces.size()));
+        for (int c = 0; c < tile.num_chunks; ++c) {
+            lists.pieces.push_back({int(t), tile.first_chunk + c, offset});
+            offset += tile.num_tokens * tile.num_heads * floats_per_row;
+        }
+    }
+    if (int64_t(lists.partials.size()) < offset) lists.partials.resize(size_t(offset));
+    a.pieces = lists.pieces.data();
+    a.first_pieces = lists.first_pieces.data();
+    a.partials = lists.partials.data();
+    parallel_for(int64_t(lists.pieces.size()), piece_grain, [&](int64_t begin, int64_t end) {
+        k.attend_pieces(a, static_cast<float*>(thread_scratch(size_t(scratch_bytes))), begin, end);
+    });
+    parallel_for(int64_t(lists.tiles.size()), 16, [&](int64_t begin, int64_t end) {
+        k.fold_tiles(a, static_cast<float*>(thread_scratch(size_t(scratch_bytes))), begin, end);
+    });
+    return OCTAVO_OK;
+}
+
+int attend(Attend& a) {
+    static thread_local WorkLists lists;
+    const Kernels& k = *kernels();
+    const octavo_attention& g = *a.geometry;
+    lists.tiles.clear();
+    const int64_t products = cut_tiles(g, lists.tiles);
+    const int64_t num_tiles = int64_t(lists.tiles.size());
+    if (num_tiles == 0) return OCTAVO_OK;
+    a.tiles = lists.tiles.data();
+    const int64_t scratch_bytes = k.attend_scratch(g) * int64_t(sizeof(float));
+    int64_t num_pieces = 0;
+    for (const Tile& tile : lists.tiles) num_pieces += tile.num_chunks;
+    // Where tiles are too few to share out evenly, their chunks are. The sums are the same either way.
+    const bool split = num_threads() > 1 && num_tiles < 4 * num_threads() && num_pieces > num_tiles &&
+                       products >= 2 * kGrainProducts;
+    if (split) {
+        return attend_split(k, a, lists, scratch_bytes, std::max<int64_t>(1, num_pieces * kGrainProducts / products));
+    }
+    const int64_t grain = std::max<int64_t>(1, num_tiles * kGrainProducts / std::max<int64_t>(1, products));
+    parallel_for(num_tiles, grain, [&](int64_t begin, int64_t end) {
+        k.attend_tiles(a, static_cast<float*>(thread_scratch(size_t(scratch_bytes))), begin, end);
+    });
+    return OCTAVO_OK;
+}
+
+}  // namespace
+}  // namespace octavo
+
+using namespace octavo;
+
+extern "C" {
+
+int octavo_abi_version(void) { return OCTAVO_ABI_VERSION; }
+
+const char* octavo_status_text(int status) {
+    switch (status) {
+        case OCTAVO_OK: return "ok";
+        case OCTAVO_BAD_DTYPE: return "a dtype that the kernel was not built for";
+        case OCTAVO_OUT_OF_RANGE: return "a size, slot, block or position is out of range";
+        case OCTAVO_NO_MEMORY: return "out of memory";
+        case OCTAVO_UNKNOWN_NAME: return "unknown name";
+        default: return "unknown status";
+    }
+}
+
+const char* octavo_isas_built(void) { return isas_built(); }
+const char* octavo_isas_usable(void) { return isas_usable(); }
+const char* octavo_isa(void) { return kernels() ? kernels()->name : ""; }
+int octavo_set_isa(const char* cap) { return set_isa(cap) ? OCTAVO_OK : OCTAVO_UNKNOWN_NAME; }
+
+int octavo_set_num_threads(int num_threads) {
+    if (num_threads < 1) return OCTAVO_OUT_OF_RANGE;
+    set_num_threads(num_threads);
+    return OCTAVO_OK;
+}
+int octavo_num_threads(void) { return num_threads(); }
+
+int octavo_rms_norm(void* out, const void* x, const void* weight, int64_t n0, int64_t n1, int64_t s0, int64_t s1,
+                    int64_t hidden, float eps, float weight_offset, int dtype, int weight_dtype) {
+    if (n0 <= 0 || n1 <= 0) return OCTAVO_OK;
+    return norm(&Kernels::rms_norm,
+                {out, x, nullptr, weight, nullptr, n1, s0, s1, 0, hidden, eps, weight_offset, dtype, weight_dtype},
+                n0 * n1);
+}
+
+int octavo_layer_norm(void* out, const void* x, const void* weight, const void* bias, int64_t n0, int64_t n1,
+                      int64_t s0, int64_t s1, int64_t hidden, float eps, float weight_offset, int dtype,
+                      int weight_dtype) {
+    if (n0 <= 0 || n1 <= 0) return OCTAVO_OK;
+    return norm(&Kernels::layer_norm,
+                {out, x, nullptr, weight, bias, n1, s0, s1, 0, hidden, eps, weight_offset, dtype, weight_dtype},
+                n0 * n1);
+}
+
+int octavo_fused_add_rms_norm(void* x, void* residual, const void* weight, int64_t rows, int64_t x_stride,
+                              int64_t residual_stride, int64_t hidden, float eps, float weight_offset, int dtype,
+                              int weight_dtype) {
+    return norm(&Kernels::fused_add_rms_norm,
+                {x, x, residual, weight, nullptr, 1, x_stride, 0, residual_stride, hidden, eps, weight_offset, dtype,
+                 weight_dtype},
+                rows);
+}
+
+int octavo_rotary_embedding(void* query, void* key, const int64_t* positions, const float* cos_sin, int64_t tokens,
+                            int64_t num_heads, int64_t num_kv_heads, int64_t query_token_stride,
+                            int64_t query_head_stride, int64_t key_token_stride, int64_t key_head_stride,
+                            int64_t rotary_dim, int64_t num_positions, int interleaved, int dtype) {
+    if (!known(dtype)) return OCTAVO_BAD_DTYPE;
+    if (rotary_dim < 0 || rotary_dim % 2 != 0) return OCTAVO_OUT_OF_RANGE;
+    for (int64_t t = 0; t < tokens; ++t) {
+        if (positions[t] < 0 || positions[t] >= num_positions) return OCTAVO_OUT_OF_RANGE;
+    }
+    const Rotary a = {{query, key},
+                      {num_heads, num_kv_heads},
+                      {query_token_stride, key_token_stride},
+                      {query_head_stride, key_head_stride},
+                      positions,
+                      cos_sin,
+                      rotary_dim,
+                      interleaved != 0,
+                      dtype};
+    const auto function = kernels()->rotary_embedding;
+    parallel_for(tokens, rows_for((num_heads + num_kv_heads) * rotary_dim),
+                 [&](int64_t begin, int64_t end) { function(a, begin, end); });
+    return OCTAVO_OK;
+}
+
+int octavo_activation_apply(void* out, const void* x, int64_t size, int activation, int dtype) {
+    if (!known(dtype)) return OCTAVO_BAD_DTYPE;
+    if (activation < OCTAVO_SILU || activation > OCTAVO_RELU2) return OCTAVO_UNKNOWN_NAME;
+    const Activate a = {out, x, 0, 0, activation, dtype};
+    const auto function = kernels()->activation;
+    parallel_for(size, kGrainElements, [&](int64_t begin, int64_t end) { function(a, begin, end); });
+    return OCTAVO_OK;
+}
+
+int octavo_act_and_mul(void* out, const void* x, int64_t rows, int64_t width, int64_t x_stride, int activation,
+                       int dtype) {
+    if (!known(dtype)) return OCTAVO_BAD_DTYPE;
+    if (activation < OCTAVO_SILU || activation > OCTAVO_SWIGLU_CLAMPED) return OCTAVO_UNKNOWN_NAME;
+    const Activate a = {out, x, width, x_stride, activation, dtype};
+    const auto function = kernels()->act_and_mul;
+    parallel_for(rows, rows_for(width), [&](int64_t begin, int64_t end) { function(a, begin, end); });
+    return OCTAVO_OK;
+}
+
+int64_t octavo_block_elements(const octavo_attention* g) {
+    const int64_t key = g->latent ? 0 : int64_t(g->head_size) * g->block_size;
+    return g->num_kv_heads * (key + value_stride(*g) * g->block_size);
+}
+
+int octavo_check_batch(const octavo_attention* g) {
+    if (!known(g->dtype) || !known(g->kv_dtype)) return OCTAVO_BAD_DTYPE;
+    if (!sound_geometry(*g) || g->num_rows < 0) return OCTAVO_OUT_OF_RANGE;
+    if (g->num_rows > 0 && g->query_start_loc[0] < 0) return OCTAVO_OUT_OF_RANGE;
+    for (int row = 0; row < g->num_rows; ++row) {
+        const int length = g->query_start_loc[row + 1] - g->query_start_loc[row];
+        if (length < 0 || g->seq_lens[row] < length) return OCTAVO_OUT_OF_RANGE;
+        if (length == 0) continue;
+        const int64_t last_block = (g->seq_lens[row] - 1) / g->block_size;
+        if (last_block >= g->block_table_stride) return OCTAVO_OUT_OF_RANGE;
+        // Blocks that a window has left behind may be gone; nothing reads them.
+        const int first_position = g->seq_lens[row] - length;
+        const int first_seen = g->window > 0 ? std::max(0, first_position + 1 - g->window) : 0;
+        const int32_t* table = g->block_table + row * g->block_table_stride;
+        for (int64_t b = first_seen / g->block_size; b <= last_block; ++b) {
+            if (table[b] < 0 || table[b] >= g->num_blocks) return OCTAVO_OUT_OF_RANGE;
+        }
+    }
+    if (g->num_rows > 0 && g->query_start_loc[g->num_rows] > g->num_tokens) return OCTAVO_OUT_OF_RANGE;
+    for (int t = 0; t < g->num_tokens; ++t) {
+        if (g->slots[t] < -1 || g->slots[t] >= int64_t(g->num_blocks) * g->block_size) return OCTAVO_OUT_OF_RANGE;
+    }
+    return OCTAVO_OK;
+}
+
+int octavo_write_kv(const octavo_attention* g, void* cache, const void* key, int64_t key_token_stride,
+                    int64_t key_head_stride, const void* value, int64_t value_token_stride,
+                    int64_t value_head_stride) {
+    const WriteKv a = {g,
+                       cache,
+                       key,
+                       g->latent ? key : value,
+                       key_token_stride,
+                       key_head_stride,
+                       g->latent ? key_token_stride : value_token_stride,
+                       g->latent ? key_head_stride : value_head_stride};
+    const auto function = kernels()->write_kv;
+    parallel_for(g->num_tokens, rows_for(2 * int64_t(g->num_kv_heads) * g->head_size),
+                 [&](int64_t begin, int64_t end) { function(a, begin, end); });
+    return OCTAVO_OK;
+}
+
+int octavo_attend(const octavo_attention* g, void* out, int64_t out_token_stride, int64_t out_head_stride,
+                  const void* query, int64_t query_token_stride, int64_t query_head_stride, const void* cache,
+                  const float* sinks) {
+    Attend a = {g,
+                cache,
+                query,
+                out,
+                sinks,
+                query_token_stride,
+                query_head_stride,
+                out_token_stride,
+                out_head_stride,
+                nullptr,
+                nullptr,
+                nullptr,
+                nullptr};
+    try {
+        return attend(a);
+    } catch (const std::bad_alloc&) {
+        return OCTAVO_NO_MEMORY;
+    }
+}
+
+int octavo_copy_blocks(void* const* targets, const void* const* sources, int64_t num_layers, const int64_t* pairs,
+                       int64_t num_pairs, int64_t block_bytes, int64_t num_target_blocks,
+                       int64_t num_source_blocks) {
+    for (int64_t i = 0; i < num_pairs; ++i) {
+        const int64_t from = pairs[2 * i], to = pairs[2 * i + 1];
+        if (from < 0 || from >= num_source_blocks || to < 0 || to >= num_target_blocks) return OCTAVO_OUT_OF_RANGE;
+    }
+    const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, block_bytes));
+    parallel_for(num_layers * num_pairs, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t layer = i / num_pairs, pair = i % num_pairs;
+            const char* from = static_cast<const char*>(sources[layer]) + pairs[2 * pair] * block_bytes;
+            char* to = static_cast<char*>(targets[layer]) + pairs[2 * pair + 1] * block_bytes;
+            std::copy(from, from + block_bytes, to);
+        }
+    });
+    return OCTAVO_OK;
+}
+
+}  // extern "C"

@@ -1,0 +1,104 @@
+// Compiled once an instruction set, with OCTAVO_ISA the name of its namespace.
+
+#include "attention.h"
+#include "elementwise.h"
+#include "norm.h"
+#include "table.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+namespace {
+
+#define OCTAVO_STRING_OF(name) #name
+#define OCTAVO_STRING(name) OCTAVO_STRING_OF(name)
+
+template <class T>
+struct TypeOf {
+    typedef T type;
+};
+
+// Calls body with the type of a dtype.
+template <class Body>
+void with_type(int dtype, const Body& body) {
+    switch (dtype) {
+        case OCTAVO_FLOAT32: return body(TypeOf<float>());
+        case OCTAVO_BFLOAT16: return body(TypeOf<BFloat16>());
+        default: return body(TypeOf<Float16>());
+    }
+}
+
+template <class Body>
+void with_types(int first, int second, const Body& body) {
+    with_type(first, [&](auto a) { with_type(second, [&](auto b) { body(a, b); }); });
+}
+
+template <int Kind>
+struct KindOf {
+    static constexpr int kind = Kind;
+};
+
+template <class Body>
+void with_activation(int activation, const Body& body) {
+    switch (activation) {
+        case OCTAVO_SILU: return body(KindOf<OCTAVO_SILU>());
+        case OCTAVO_GELU: return body(KindOf<OCTAVO_GELU>());
+        case OCTAVO_GELU_TANH: return body(KindOf<OCTAVO_GELU_TANH>());
+        case OCTAVO_RELU: return body(KindOf<OCTAVO_RELU>());
+        default: return body(KindOf<OCTAVO_RELU2>());
+    }
+}
+
+void rms_norm(const Norm& a, int64_t begin, int64_t end) {
+    with_types(a.dtype, a.weight_dtype, [&](auto x, auto weight) {
+        rms_norm_rows<typename decltype(x)::type, typename decltype(weight)::type>(a, begin, end);
+    });
+}
+
+void fused_add_rms_norm(const Norm& a, int64_t begin, int64_t end) {
+    with_types(a.dtype, a.weight_dtype, [&](auto x, auto weight) {
+        fused_add_rms_norm_rows<typename decltype(x)::type, typename decltype(weight)::type>(a, begin, end);
+    });
+}
+
+void layer_norm(const Norm& a, int64_t begin, int64_t end) {
+    with_types(a.dtype, a.weight_dtype, [&](auto x, auto weight) {
+        layer_norm_rows<typename decltype(x)::type, typename decltype(weight)::type>(a, begin, end);
+    });
+}
+
+void rotary_embedding(const Rotary& a, int64_t begin, int64_t end) {
+    with_type(a.dtype, [&](auto x) { rotate_tokens<typename decltype(x)::type>(a, begin, end); });
+}
+
+void activation(const Activate& a, int64_t begin, int64_t end) {
+    with_type(a.dtype, [&](auto x) {
+        with_activation(a.activation, [&](auto kind) {
+            activate_range<typename decltype(x)::type, decltype(kind)::kind>(a, begin, end);
+        });
+    });
+}
+
+void act_and_mul(const Activate& a, int64_t begin, int64_t end) {
+    with_type(a.dtype, [&](auto x) {
+        typedef typename decltype(x)::type T;
+        if (a.activation == OCTAVO_SWIGLU_CLAMPED) return gate_rows<T, OCTAVO_SWIGLU_CLAMPED>(a, begin, end);
+        with_activation(a.activation, [&](auto kind) { gate_rows<T, decltype(kind)::kind>(a, begin, end); });
+    });
+}
+
+void write_kv(const WriteKv& a, int64_t begin, int64_t end) {
+    with_types(a.geometry->dtype, a.geometry->kv_dtype, [&](auto from, auto to) {
+        write_tokens<typename decltype(from)::type, typename decltype(to)::type>(a, begin, end);
+    });
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {
+    OCTAVO_STRING(OCTAVO_ISA), rms_norm, fused_add_rms_norm, layer_norm,   rotary_embedding, activation, act_and_mul,
+    write_kv,                  attend_scratch, attend_tiles,  attend_pieces, fold_tiles,
+};
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

@@ -1,0 +1,192 @@
+// A vector of floats as wide as the instruction set has it, and its loads and stores of each dtype.
+//
+// Arithmetic is that of the compiler's vector types. Contraction is off, so a product and a sum fuse where fma()
+// says so and nowhere else: every instance of a template rounds alike, which row invariance rests on.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE4_2__)
+#include <immintrin.h>
+#endif
+
+#define OCTAVO_INLINE inline __attribute__((always_inline))
+#define OCTAVO_LAMBDA __attribute__((always_inline))
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Shorts __attribute__((vector_size(kLanes * 2)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+struct Float16 {
+    uint16_t bits;
+};
+
+template <class A>
+OCTAVO_INLINE A smaller(A a, A b) {
+    return a < b ? a : b;
+}
+template <class A>
+OCTAVO_INLINE A larger(A a, A b) {
+    return a > b ? a : b;
+}
+OCTAVO_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+OCTAVO_INLINE Floats splat(float x) { return Floats{} + x; }
+OCTAVO_INLINE Ints splat(int32_t x) { return Ints{} + x; }
+OCTAVO_INLINE Words splat(uint32_t x) { return Words{} + x; }
+
+// a * b + c, rounded once where the instruction set can.
+OCTAVO_INLINE Floats fma(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+// The larger and the smaller by lane; b where either is NaN.
+OCTAVO_INLINE Floats max(Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE4_2__)
+    return (Floats)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+OCTAVO_INLINE Floats min(Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__SSE4_2__)
+    return (Floats)_mm_min_ps((__m128)a, (__m128)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
+// By halves, so that the order depends on the width alone.
+OCTAVO_INLINE float sum(Floats x) {
+    float lanes[kLanes];
+    std::memcpy(lanes, &x, sizeof x);
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    }
+    return lanes[0];
+}
+OCTAVO_INLINE float maximum(Floats x) {
+    float lanes[kLanes];
+    std::memcpy(lanes, &x, sizeof x);
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) lanes[i] = larger(lanes[i], lanes[i + half]);
+    }
+    return lanes[0];
+}
+
+OCTAVO_INLINE Floats load(const float* p) {
+    Floats x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+OCTAVO_INLINE Shorts load_shorts(const void* p) {
+    Shorts x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+OCTAVO_INLINE Floats load(const BFloat16* p) {
+    return (Floats)(__builtin_convertvector(load_shorts(p), Words) << 16);
+}
+OCTAVO_INLINE Floats load(const Float16* p) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps((__m256i)load_shorts(p));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtph_ps((__m128i)load_shorts(p));
+#else
+    const Words half = __builtin_convertvector(load_shorts(p), Words);
+    // The exponent moves by 112, which the product does exactly, subnormals included.
+    Words x = (Words)((Floats)((half & 0x7fffu) << 13) * 0x1p112f);
+    x = (half & 0x7fffu) >= 0x7c00u ? (x | 0x7f800000u) : x;
+    return (Floats)(x | (half & 0x8000u) << 16);
+#endif
+}
+
+OCTAVO_INLINE void store(float* p, Floats x) { std::memcpy(p, &x, sizeof x); }
+OCTAVO_INLINE void store(BFloat16* p, Floats x) {
+    const Words bits = (Words)x;
+    Words rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    rounded = (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16 | 0x40u) : rounded;
+    const Shorts y = __builtin_convertvector(rounded, Shorts);
+    std::memcpy(p, &y, sizeof y);
+}
+OCTAVO_INLINE void store(Float16* p, Floats x) {
+#if defined(__AVX512F__)
+    const __m256i y = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__AVX2__)
+    const __m128i y = _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    const Words sign = (Words)x & 0x80000000u, size = (Words)x & 0x7fffffffu;
+    const Words normal = (size - 0x38000000u + 0xfffu + (size >> 13 & 1u)) >> 13;
+    // Below 2^-14 the sum with 0.5 leaves the rounded subnormal in its low bits.
+    const Words small = (Words)((Floats)size + 0.5f) - 0x3f000000u;
+    Words bits = size < 0x38800000u ? small : normal;
+    bits = size >= 0x477ff000u ? splat(0x7c00u) : bits;
+    bits = size > 0x7f800000u ? splat(0x7e00u) : bits;
+    const Shorts y = __builtin_convertvector(bits | sign >> 16, Shorts);
+#endif
+    std::memcpy(p, &y, sizeof y);
+}
+
+// The first n lanes, n < kLanes; a load leaves zero in the others.
+template <class T>
+OCTAVO_INLINE Floats load_first(const T* p, int64_t n) {
+    T lanes[kLanes] = {};
+    for (int64_t i = 0; i < n; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
+template <class T>
+OCTAVO_INLINE void store_first(T* p, Floats x, int64_t n) {
+    T lanes[kLanes];
+    store(lanes, x);
+    for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+// body(offset, load, store) over `size` elements; the last, shorter vector takes the slow pair.
+template <class Body>
+OCTAVO_INLINE void for_each_vector(int64_t size, const Body& body) {
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+        body(
+            i, [](const auto* p) OCTAVO_LAMBDA { return load(p); },
+            [](auto* p, Floats x) OCTAVO_LAMBDA { store(p, x); });
+    }
+    if (i < size) {
+        const int64_t n = size - i;
+        body(
+            i, [n](const auto* p) OCTAVO_LAMBDA { return load_first(p, n); },
+            [n](auto* p, Floats x) OCTAVO_LAMBDA { store_first(p, x, n); });
+    }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

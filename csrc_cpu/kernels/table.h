@@ -1,0 +1,111 @@
+// What one instruction set offers: a table of range functions, and the arguments that they share.
+//
+// Kernels are compiled once an instruction set in a namespace of its own. They use no inline function of another
+// namespace and no standard template: the linker keeps one copy of such a function, perhaps the one that this
+// processor cannot run.
+#pragma once
+
+#include <cstdint>
+
+#include "../include/octavo_cpu.h"
+
+namespace octavo {
+
+struct Norm {
+    void* out;
+    const void* x;
+    void* residual;  // fused_add_rms_norm only
+    const void* weight;
+    const void* bias;
+    int64_t inner_rows;  // rows stand at (row / inner_rows) * outer_stride + (row % inner_rows) * inner_stride
+    int64_t outer_stride, inner_stride, residual_stride, hidden;
+    float eps, weight_offset;
+    int dtype, weight_dtype;
+};
+
+struct Rotary {
+    void* tensors[2];  // query, key
+    int64_t num_heads[2], token_stride[2], head_stride[2];
+    const int64_t* positions;
+    const float* cos_sin;
+    int64_t rotary_dim;
+    bool interleaved;
+    int dtype;
+};
+
+struct Activate {
+    void* out;
+    const void* x;
+    int64_t width;     // act_and_mul
+    int64_t x_stride;  // act_and_mul
+    int activation, dtype;
+};
+
+struct WriteKv {
+    const octavo_attention* geometry;
+    void* cache;
+    const void* key;
+    const void* value;
+    int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
+};
+
+constexpr int kChunk = 128;     // KV positions reduced as one; chunks lie at multiples of it
+constexpr int kTileRows = 48;   // query rows (token, head) of a tile at most
+constexpr int kValueAlign = 16;
+
+// Query rows that share one KV head: num_tokens tokens by num_heads heads.
+struct Tile {
+    int row;  // of the batch
+    int kv_head, first_head, num_heads;
+    int first_token, num_tokens;  // within the row
+    int first_chunk, num_chunks;
+};
+
+// One chunk of one tile; its sums go to partials + offset, [rows][value stride + 2].
+struct Piece {
+    int tile, chunk;
+    int64_t offset;
+};
+
+struct Attend {
+    const octavo_attention* geometry;
+    const void* cache;
+    const void* query;
+    void* out;
+    const float* sinks;
+    int64_t query_token_stride, query_head_stride, out_token_stride, out_head_stride;
+    const Tile* tiles;
+    const Piece* pieces;          // where the KV is split among threads, else null
+    const int64_t* first_pieces;  // of each tile
+    float* partials;
+};
+
+struct Kernels {
+    const char* name;
+    void (*rms_norm)(const Norm&, int64_t begin, int64_t end);            // rows
+    void (*fused_add_rms_norm)(const Norm&, int64_t begin, int64_t end);  // rows
+    void (*layer_norm)(const Norm&, int64_t begin, int64_t end);          // rows
+    void (*rotary_embedding)(const Rotary&, int64_t begin, int64_t end);  // tokens
+    void (*activation)(const Activate&, int64_t begin, int64_t end);      // elements
+    void (*act_and_mul)(const Activate&, int64_t begin, int64_t end);     // rows
+    void (*write_kv)(const WriteKv&, int64_t begin, int64_t end);         // tokens
+    // The three steps of attention work in `scratch`, of `attend_scratch` floats.
+    int64_t (*attend_scratch)(const octavo_attention&);
+    void (*attend_tiles)(const Attend&, float* scratch, int64_t begin, int64_t end);   // whole tiles
+    void (*attend_pieces)(const Attend&, float* scratch, int64_t begin, int64_t end);  // chunks of tiles
+    void (*fold_tiles)(const Attend&, float* scratch, int64_t begin, int64_t end);     // tiles, from their pieces
+};
+
+namespace base {
+extern const Kernels kernels;
+}
+#ifdef OCTAVO_X86
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+#endif
+
+}  // namespace octavo

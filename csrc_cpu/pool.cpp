@@ -1,0 +1,159 @@
+#include "pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace octavo {
+namespace {
+
+constexpr uint32_t kOpen = 1u << 31;  // of Pool::state: workers may enter
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+struct Job {
+    RangeFunction function = nullptr;
+    const void* context = nullptr;
+    int64_t count = 0;
+    int64_t grain = 1;
+    alignas(64) std::atomic<int64_t> next{0};
+
+    void drain() {
+        for (;;) {
+            const int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
+            if (begin >= count) return;
+            function(context, begin, std::min(begin + grain, count));
+        }
+    }
+};
+
+// The job's fields change only while `state` is 0, that is closed and with no worker inside.
+class Pool {
+public:
+    std::mutex owner;  // held by the caller whose job it is
+    std::atomic<int> limit{1};
+
+    void run(int64_t count, int64_t grain, RangeFunction function, const void* context) {
+        spawn(static_cast<int>(std::min<int64_t>(limit.load(std::memory_order_relaxed), (count + grain - 1) / grain)));
+        job_.function = function;
+        job_.context = context;
+        job_.count = count;
+        job_.grain = grain;
+        job_.next.store(0, std::memory_order_relaxed);
+        state_.store(kOpen, std::memory_order_release);
+        ticket_.fetch_add(1, std::memory_order_release);
+        ticket_.notify_all();
+        job_.drain();
+        state_.fetch_and(~kOpen, std::memory_order_acq_rel);
+        for (int spins = 0;;) {
+            const uint32_t inside = state_.load(std::memory_order_acquire);
+            if (inside == 0) return;
+            if (++spins < 4000) {
+                relax();
+            } else {
+                state_.wait(inside, std::memory_order_acquire);
+            }
+        }
+    }
+
+    // A forked child has none of the workers, and may have copied a job half done.
+    void forget_workers() {
+        spawned_ = 1;
+        state_.store(0);
+        new (&owner) std::mutex();
+    }
+
+private:
+    void spawn(int wanted) {
+        for (; spawned_ < wanted; ++spawned_) {
+            try {
+                std::thread([this, index = spawned_] { work(index); }).detach();
+            } catch (const std::system_error&) {
+                return;  // the process may have no more threads: those that are there do the work
+            }
+        }
+    }
+
+    bool enter() {
+        uint32_t seen = state_.load(std::memory_order_acquire);
+        while (seen & kOpen) {
+            if (state_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel)) return true;
+        }
+        return false;
+    }
+
+    void work(int index) {
+        for (;;) {
+            const uint32_t seen = ticket_.load(std::memory_order_acquire);
+            if (index < limit.load(std::memory_order_relaxed) && enter()) {
+                job_.drain();
+                if (state_.fetch_sub(1, std::memory_order_acq_rel) == 1) state_.notify_one();
+            }
+            ticket_.wait(seen, std::memory_order_acquire);
+        }
+    }
+
+    Job job_;
+    int spawned_ = 1;  // threads that exist, the caller counted
+    alignas(64) std::atomic<uint32_t> ticket_{0};
+    alignas(64) std::atomic<uint32_t> state_{0};
+};
+
+// Never destroyed: workers sleep in it until the process ends.
+Pool& pool() {
+    static Pool* const instance = [] {
+        auto* made = new Pool();
+        pthread_atfork(nullptr, nullptr, [] { pool().forget_workers(); });
+        return made;
+    }();
+    return *instance;
+}
+
+struct Scratch {
+    void* memory = nullptr;
+    size_t bytes = 0;
+    ~Scratch() { std::free(memory); }
+};
+
+}  // namespace
+
+void parallel_for(int64_t count, int64_t grain, RangeFunction function, const void* context) {
+    if (count <= 0) return;
+    Pool& workers = pool();
+    if (count > grain && workers.limit.load(std::memory_order_relaxed) > 1) {
+        std::unique_lock<std::mutex> lock(workers.owner, std::try_to_lock);
+        if (lock.owns_lock()) {
+            workers.run(count, grain, function, context);
+            return;
+        }
+    }
+    for (int64_t begin = 0; begin < count; begin += grain) {
+        function(context, begin, std::min(begin + grain, count));
+    }
+}
+
+void set_num_threads(int num_threads) { pool().limit.store(num_threads); }
+
+int num_threads() { return pool().limit.load(); }
+
+void* thread_scratch(size_t bytes) {
+    static thread_local Scratch scratch;
+    if (bytes > scratch.bytes) {
+        std::free(scratch.memory);
+        bytes = (bytes + 4095) / 4096 * 4096;
+        scratch.memory = std::aligned_alloc(64, bytes);
+        scratch.bytes = scratch.memory ? bytes : 0;
+    }
+    return scratch.memory;
+}
+
+}  // namespace octavo
