@@ -77,7 +77,7 @@ class Attention:
     rope: Rope | None = None
     window: int | None = None  # number of tokens a query sees, itself included; None: all
     qk_norm: QKNorm | None = None
-    qkv_clip: float | None = None  # clamp of q, k and v (olmo, dbrx)
+    qkv_clip: float | None = None  # clamp of q, k and v, after the norm (olmoe)
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
     sinks: bool = False  # a learned score a head that takes weight and gives nothing (gpt_oss)
 

@@ -273,11 +273,11 @@ class _AttentionBlock:
 
     def __call__(self, x: torch.Tensor, step: _Step) -> torch.Tensor:
         qkv = self._qkv(x)
-        if self._clip is not None:
-            qkv = qkv.clamp(-self._clip, self._clip)
         q, k, v = torch.split(qkv.view(len(x), -1, self._head_size), self._heads, 1)
         if self._q_norm and self._k_norm:
             q, k = self._q_norm(q), self._k_norm(k)
+        if self._clip is not None:
+            q, k, v = (part.clamp(-self._clip, self._clip) for part in (q, k, v))
         if self._rope:
             q, k = self._rope(q, k, step.positions)
         return self._o(self._attend(step, q, k, v, self._sinks).flatten(1))

@@ -5,7 +5,8 @@ A table maps a slot's key ("attn.qkv") to an entry:
     "self_attn.q_proj self_attn.k_proj self_attn.v_proj"    three tensors, stacked by rows
     "mlp.gate | block_sparse_moe.gate"                      the first alternative that the checkpoint has
     "mlp.experts.{n}.down_proj"                             one tensor each n, put on a new first axis
-    "attn.c_attn:transpose"                                 stored in another order, see `REORDER`
+    "attn.c_attn:transpose"                                 stored inputs by outputs
+    "experts.gate_up_proj:transpose,even_rows_first"        and with its rows in another order, see `REORDER`
     "layer"                                                 what stands before the names of layer {i}
 
 A name stands for the tensor `name.weight`, or else `name`; its bias is `name.bias` or `name_bias`.
@@ -79,7 +80,7 @@ class NameTable:
 
     Attributes:
         entries: slot key to entry.
-        ignored: regular expressions of tensors that no program reads (masks, vision towers).
+        ignored: regular expressions of tensors that no program reads (masks); {num_layers} stands for their number.
 
     """
 
@@ -94,10 +95,11 @@ class NameTable:
         for option in self.entries.get(slot.key, "").split("|"):
             parts = []
             for word in option.split():
-                name, _, step = word.partition(":")
+                name, _, listed = word.partition(":")
+                steps = listed.split(",") if listed else []
                 name = prefix + name
                 name = new + name.removeprefix(old) if name.startswith(old) else name
-                parts.append(Part(name, step == "transpose", step if step in REORDER else None))
+                parts.append(Part(name, "transpose" in steps, next((s for s in steps if s in REORDER), None)))
             options += [parts] if parts else []
         return options
 

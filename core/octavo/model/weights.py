@@ -20,6 +20,11 @@ from octavo.model.slots import Slot, slots
 __all__ = ["Filling", "dummy_weights", "plan_weights", "read_weights"]
 
 DUMMY_STD = 0.02
+# Old writers stored the tables of rotary positions; models of several parts bring what looks and listens.
+ALWAYS_IGNORED = (
+    r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)",
+    r"(model\.)?(vision_tower|vision_model|multi_modal_projector|audio_tower)\..*",
+)
 
 
 @dataclass(frozen=True)
@@ -207,8 +212,8 @@ def _refuse_extra(
     if spec.tied_embeddings:  # some writers store the head again
         for option in names.options(Slot("head", ()), root):
             extra -= {checkpoint.weight(part) for part in option}
-    ignored = re.compile("|".join(names.ignored)) if names.ignored else None
-    unknown = sorted(name for name in extra if not (ignored and ignored.fullmatch(name)))
+    ignored = [pattern.replace("{num_layers}", str(len(spec.layers))) for pattern in (*ALWAYS_IGNORED, *names.ignored)]
+    unknown = sorted(name for name in extra if not any(re.fullmatch(pattern, name) for pattern in ignored))
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise ModelError(

@@ -8,12 +8,9 @@ from octavo.contract import Attention, DecoderSpec, Layer, Mlp, Norm
 from octavo.contract.reference import ACTIVATIONS
 from octavo.errors import ModelError, UnsupportedError
 from octavo.model.config import ConfigView
-from octavo.model.families.rope import rope
+from octavo.model.families.rope import FULL, SLIDING, rope
 
 __all__ = ["FULL", "LLAMA", "SLIDING", "Family", "activation", "edit", "llama", "rms", "sliding_pattern"]
-
-FULL = "full_attention"
-SLIDING = "sliding_attention"
 
 LLAMA: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
@@ -44,7 +41,7 @@ class Family:
         names: what safetensors checkpoints call the slots' tensors, see `names.NameTable`.
         defaults: what the config class fills in where config.json omits a key.
         aliases: key to this family's spelling of it.
-        ignored: regular expressions of tensors that no program reads.
+        ignored: regular expressions of tensors that no program reads; {num_layers} stands for their number.
         gguf: what GGUF files call this architecture; None: they do not have it.
         gguf_names: entries that differ from `gguf.GGUF_NAMES`.
 

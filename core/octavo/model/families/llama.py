@@ -1,11 +1,17 @@
-"""Llama and those that are it in all but their config's defaults: Mistral, SmolLM, Qwen 2."""
+"""Llama and those that are it in all but their config's defaults: Mistral, SmolLM, Qwen 2, Phi 3."""
 
 from octavo.contract import DecoderSpec
 from octavo.model.config import ConfigView
-from octavo.model.families.base import FULL, SLIDING, Family, llama
+from octavo.model.families.base import FULL, LLAMA, SLIDING, Family, llama
 from octavo.model.gguf import PERMUTED_QK
 
-__all__ = ["FAMILIES"]
+__all__ = ["FAMILIES", "PACKED", "plain_llama", "qwen2"]
+
+PACKED = {
+    **LLAMA,
+    "attn.qkv": f"{LLAMA['attn.qkv']} | self_attn.qkv_proj",
+    "mlp.up": "mlp.gate_up_proj",
+}
 
 
 def plain_llama(c: ConfigView, max_model_len: int) -> DecoderSpec:
@@ -22,4 +28,5 @@ FAMILIES = (
     Family("llama", plain_llama, gguf="llama", gguf_names=PERMUTED_QK),
     Family("mistral", plain_llama, defaults={"sliding_window": 4096, "num_key_value_heads": 8}),
     Family("qwen2", qwen2, defaults={"sliding_window": 4096, "max_window_layers": 28}, gguf="qwen2"),
+    Family("phi3", plain_llama, PACKED, {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}, gguf="phi3"),
 )

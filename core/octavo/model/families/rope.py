@@ -14,8 +14,10 @@ from octavo.contract import Rope
 from octavo.errors import UnsupportedError
 from octavo.model.config import ConfigView
 
-__all__ = ["rope", "rope_parameters", "yarn_gain"]
+__all__ = ["FULL", "SLIDING", "rope", "rope_parameters", "yarn_gain"]
 
+FULL = "full_attention"  # kinds of layers, as configs call them
+SLIDING = "sliding_attention"
 DEFAULT_THETA = 10_000.0
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
 
@@ -73,8 +75,12 @@ def rope(
 def rope_parameters(c: ConfigView, kind: str | None = None) -> dict[str, Any]:
     """The rope's parameters in today's spelling (rope_type, rope_theta, ...) from any generation of config."""
     given = c.get("rope_scaling") or c.get("rope_parameters") or {}
-    of_kind = given.get(kind) if kind else None
-    p = dict(of_kind if isinstance(of_kind, dict) else given)
+    if isinstance(given.get(kind), dict):
+        p = dict(given[kind])
+    elif kind == SLIDING and "rope_local_base_freq" in c:  # scaling is for the layers that see all
+        p = {"rope_theta": c.rope_local_base_freq}
+    else:
+        p = dict(given)
     scaling = p.get("rope_type") or p.get("type") or "default"
     p["rope_type"] = {"su": "longrope", "mrope": "default"}.get(scaling, scaling)
     p["rope_theta"] = p.get("rope_theta") or c.get("rope_theta") or c.get("default_rope_theta", DEFAULT_THETA)

@@ -1,0 +1,44 @@
+"""Gemma: norms around each branch that store their weights less 1, scaled embeddings, soft caps."""
+
+from octavo.contract import DecoderSpec, QKNorm
+from octavo.model.config import ConfigView
+from octavo.model.families.base import Family, edit, llama, rms, sliding_pattern
+from octavo.model.families.dense import POST
+
+__all__ = ["FAMILIES"]
+
+SANDWICH = {**POST, "mlp_pre": "pre_feedforward_layernorm"}
+
+
+def gemma2(c: ConfigView, max_model_len: int) -> DecoderSpec:
+    norm = rms(c, weight_offset=c.norm_weight_offset)
+    kinds = sliding_pattern(c.num_hidden_layers, c.sliding_window_pattern)
+    return edit(
+        llama(c, max_model_len, norm=norm, kinds=kinds),
+        attn={"scale": c.query_pre_attn_scalar**-0.5, "softcap": c.get("attn_logit_softcapping")},
+        layer={"attn_post": norm, "mlp_post": norm},
+        embedding_scale=c.hidden_size**0.5,
+        logit_softcap=c.get("final_logit_softcapping"),
+    )
+
+
+def gemma3(c: ConfigView, max_model_len: int) -> DecoderSpec:
+    return edit(gemma2(c, max_model_len), attn={"qk_norm": QKNorm(rms(c, weight_offset=c.norm_weight_offset))})
+
+
+DEFAULTS = {
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "norm_weight_offset": 1.0,  # no key of any config: a GGUF file sets it to 0, its norms are stored whole
+    "tie_word_embeddings": True,
+}
+CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+GEMMA3 = {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
+
+FAMILIES = (
+    Family("gemma2", gemma2, SANDWICH, {**DEFAULTS, **CAPS, "sliding_window_pattern": 2}, gguf="gemma2"),
+    Family("gemma3_text", gemma3, SANDWICH, {**DEFAULTS, **GEMMA3}, gguf="gemma3"),
+)
