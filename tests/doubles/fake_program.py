@@ -88,8 +88,8 @@ def _states(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
 def _logits(states: npt.NDArray[np.uint64], vocab_size: int) -> npt.NDArray[np.float32]:
     """[n, V] in [-6, 6), by hash of state and id."""
     ids = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(MULTIPLIER)
-    mixed = _mix(_mix(states)[:, None] ^ ids[None, :])
-    logits = (mixed >> np.uint64(40)).astype(np.float32)
+    mixed: npt.NDArray[np.uint64] = _mix(_mix(states)[:, None] ^ ids[None, :])
+    logits: npt.NDArray[np.float32] = (mixed >> np.uint64(40)).astype(np.float32)
     logits *= np.float32(12 / 2**24)
     logits -= np.float32(6)
     return logits
@@ -119,7 +119,7 @@ class _Plan:
 
 
 class FakeAttention(AttentionBackend):
-    """Layout of each layer's tensor: [B, block_size, 2] int64, token id and position.
+    """Layout of each layer's tensor: [B, block_size, 2] int64, token id and position, whatever the spec says.
 
     `nan_token`: a sequence that holds this id gets NaN logits; its state is 0.
     """
@@ -134,7 +134,7 @@ class FakeAttention(AttentionBackend):
         return Support.yes()
 
     def supports(self, spec: AttentionSpec) -> Support:
-        return Support.yes() if spec.dtype == torch.int64 else Support.no(f"dtype {spec.dtype}, made for int64")
+        return Support.yes()
 
     def block_bytes(self, spec: AttentionSpec) -> int:
         return spec.num_layers * spec.block_size * 16
@@ -286,7 +286,7 @@ class FakeProgram:
         found = order[best, : rows.k].astype(np.int64)
         return StepOutput(
             logits=torch.from_numpy(logits[lines[RowMode.LOGITS]]),
-            greedy_ids=order[lines[RowMode.GREEDY], 0].astype(np.int64),
+            greedy_ids=np.where(wanted == 0, -1, order[:, 0])[lines[RowMode.GREEDY]].astype(np.int64),
             topk_ids=found,
             topk_logprobs=np.take_along_axis(logprobs[best], found, -1),
             target_logprobs=logprobs[scored, targets],
@@ -320,7 +320,7 @@ class FakePlatform(Platform):
     ) -> None:
         self._memory = memory or MemoryInfo(free=1 << 30, total=1 << 30)
         self._capabilities = capabilities or Capabilities(
-            dtypes=(torch.int64,), block_sizes=(4, 1, 2, 3, 8, 16), unified_memory=True
+            dtypes=(torch.float32,), block_sizes=(4, 1, 2, 3, 8, 16), unified_memory=True
         )
         self._modes = modes
         self._row_invariant = row_invariant or Support.yes()
