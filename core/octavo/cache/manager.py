@@ -23,6 +23,12 @@ class BlockChain:
         for start in range(len(self.hashes) * size, len(token_ids) - size + 1, size):
             self.hashes.append(chain_hash(self.parent(len(self.hashes)), token_ids[start : start + size]))
 
+    def share(self, other: "BlockChain", num_tokens: int) -> None:
+        """Take over the hashes of the first `num_tokens` tokens of another sequence, which both begin with."""
+        num_blocks = num_tokens // self._block_size
+        if len(self.hashes) < num_blocks:
+            self.hashes = other.hashes[:num_blocks]
+
     def parent(self, index: int) -> bytes:
         """What block `index` is chained to."""
         return self.hashes[index - 1] if index else self.root
@@ -207,17 +213,16 @@ class BlockManager:
         for seq_id, swapped in tables.items():
             table: list[int] = []
             for hash_, host_block in swapped.entries:
-                block = self._hit(hash_)
-                if block is None and host_block is not None:
-                    block = arrived.get(host_block)
-                    if block is None:
-                        block = arrived[host_block] = self.pool.allocate()
-                        self.step.swap_in.append((host_block, block))
-                        table.append(block)
-                        continue
-                if block is None:
+                block = self._hit(hash_) if host_block not in arrived else arrived[host_block]
+                if block is not None:
+                    self.pool.retain(block)
+                elif host_block is not None:
+                    block = self.pool.allocate()
+                    self.step.swap_in.append((host_block, block))
+                else:
                     break
-                self.pool.retain(block)
+                if host_block is not None:
+                    arrived[host_block] = block  # samples go on sharing what they shared
                 table.append(block)
             self._tables[seq_id] = table
             num_computed[seq_id] = min(swapped.num_computed, len(table) * self.block_size)

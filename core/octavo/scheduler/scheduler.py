@@ -315,6 +315,9 @@ class Scheduler:
                     budget -= num_tokens
         while sum(self.manager.num_needed(s.seq_id, s.num_computed, n) for s, n in shares) > self.manager.num_free:
             victim = self.running[-1]
+            if len(self.running) == 1:
+                self._fail(request, f"it needs more than all {self.manager.pool.num_blocks} KV blocks")
+                return False
             self._preempt(victim, "no KV block is free")
             if victim is request:
                 return False
@@ -343,7 +346,7 @@ class Scheduler:
             return
         for seq in live:
             if not self.manager.has_table(seq.seq_id) and seq.num_output_tokens:
-                self.manager.fork(leader.seq_id, seq.seq_id, request.num_prompt_tokens)
+                self._fork(request, leader, seq)
                 seq.num_computed = request.num_prompt_tokens
 
     def _schedule_sequence(self, request: Request, seq: Sequence, num_tokens: int, step: _Step) -> None:
@@ -353,7 +356,7 @@ class Scheduler:
             samples.append(seq)
             for other in request.live:
                 if other is not seq and not self.manager.has_table(other.seq_id) and not other.num_output_tokens:
-                    self.manager.fork(seq.seq_id, other.seq_id, request.num_prompt_tokens)
+                    self._fork(request, seq, other)
                     step.new[other.seq_id] = (request, other)
                     samples.append(other)
         is_new = seq.seq_id not in self._sent
@@ -371,6 +374,10 @@ class Scheduler:
         )
         step.items.append(_Item(request, seq, num_tokens, samples))
         step.budget -= num_tokens
+
+    def _fork(self, request: Request, leader: Sequence, seq: Sequence) -> None:
+        self.manager.fork(leader.seq_id, seq.seq_id, request.num_prompt_tokens)
+        seq.chain.share(leader.chain, request.num_prompt_tokens)
 
     def _introduce(self, request: Request, seq: Sequence) -> NewSequence:
         wants_prompt = request.params.prompt_logprobs is not None and seq is request.sequences[0]

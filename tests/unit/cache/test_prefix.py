@@ -40,7 +40,15 @@ def test_a_hit_shares_the_blocks_of_the_first(manager: BlockManager) -> None:
 
 @pytest.mark.parametrize(
     ("length", "hit", "reason"),
-    [(3, 0, "short"), (4, 0, "short"), (5, 4, "none"), (8, 4, "short"), (9, 8, "none"), (12, 8, "short"), (13, 12, "none")],
+    [
+        (3, 0, "short"),
+        (4, 0, "short"),
+        (5, 4, "none"),
+        (8, 4, "short"),
+        (9, 8, "none"),
+        (12, 8, "short"),
+        (13, 12, "none"),
+    ],
 )
 def test_the_last_token_is_always_computed(manager: BlockManager, length: int, hit: int, reason: str) -> None:
     run(manager, 0, PROMPT)
