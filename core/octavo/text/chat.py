@@ -74,7 +74,7 @@ class ChatTemplate:
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError(
-                "continue_final_message goes on with the last turn and add_generation_prompt opens another; set one of them",
+                "continue_final_message keeps the last turn open, add_generation_prompt opens another; set one of them",
                 "continue_final_message",
             )
         conversation = [_message(message, f"messages[{i}]") for i, message in enumerate(_checked_list(messages))]

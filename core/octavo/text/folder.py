@@ -7,6 +7,7 @@ additional_chat_templates/*.jinja, chat_template.json or tokenizer_config.json, 
 
 import json
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = ["read_folder_tokenizer"]
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 _MAX_FILE_BYTES = 256 << 20
 
 
@@ -43,7 +45,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerSource:
     backend.no_padding()
     config = _config(folder)
     special = {role: token for role in _ROLES if (token := _literal(config.get(role))) is not None}
-    _add_tokens(backend, config, special)
+    _add_tokens(backend, folder, config, special)
     special = {role: token for role, token in special.items() if backend.token_to_id(token) is not None}
     prefix, suffix = _affixes(backend)
     return TokenizerSource(
@@ -88,23 +90,17 @@ def _literal(token: object) -> str | None:
     return token if isinstance(token, str) and token else None
 
 
-def _add_tokens(backend: Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+def _add_tokens(backend: Tokenizer, folder: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
     """Mark as special what only the config calls so. No token is made for which the model has no row."""
-    listed = config.get("added_tokens_decoder") or {}
-    for token_id, entry in sorted(((int(key), entry) for key, entry in listed.items()), key=lambda pair: pair[0]):
+    for token_id, entry in _listed_tokens(folder, config):
         token = _literal(entry)
-        if token is None:
-            continue
-        is_new = backend.token_to_id(token) is None and backend.get_vocab_size() == token_id
-        if is_new:
-            flags = {
-                name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "single_word", "normalized", "special")
-            }
-            backend.add_tokens([AddedToken(token, **flags)])
+        if token and backend.token_to_id(token) is None and backend.get_vocab_size() == token_id:
+            backend.add_tokens([AddedToken(token, **{flag: bool(entry.get(flag)) for flag in _FLAGS})])
     names = list(special.values())
     for key in _LISTS:
-        value = config.get(key) or ()
-        names += filter(None, map(_literal, value.values() if isinstance(value, Mapping) else value))
+        value = config.get(key)
+        value = list(value.values()) if isinstance(value, Mapping) else value
+        names += filter(None, map(_literal, value if isinstance(value, list) else ()))
     marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     backend.add_special_tokens(
         [
@@ -113,6 +109,14 @@ def _add_tokens(backend: Tokenizer, config: Mapping[str, Any], special: Mapping[
             if name not in marked and backend.token_to_id(name) is not None
         ]
     )
+
+
+def _listed_tokens(folder: Path, config: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+    listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, Mapping) or not all(key.isdecimal() for key in listed):
+        raise ModelError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must map token ids to tokens")
+    entries = [(int(key), entry) for key, entry in listed.items() if isinstance(entry, Mapping)]
+    return sorted(entries, key=itemgetter(0))
 
 
 def _affixes(backend: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
