@@ -28,20 +28,21 @@ ROOTS = (("", ""), ("", "language_model."), ("model.", "model.language_model."),
 
 def _even_rows_first(rows: torch.Tensor, head_size: int) -> torch.Tensor:
     """Gate and up in turns (gpt_oss): all gates, then all ups."""
-    return rows.view(-1, 2).T.flatten()
+    return rows.view(-1, 2, *rows.shape[1:]).transpose(0, 1)
 
 
 def _split_heads(rows: torch.Tensor, head_size: int) -> torch.Tensor:
     """Query, key and value of a head side by side (gpt_neox): all queries, then all keys, then all values."""
-    return rows.view(-1, 3, head_size).transpose(0, 1).flatten()
+    return rows.view(-1, 3, head_size, *rows.shape[1:]).transpose(0, 1)
 
 
 def _rope_halves(rows: torch.Tensor, head_size: int) -> torch.Tensor:
     """Pairs that rotate together side by side (GGUF of llama-like models): in the two halves of a head."""
-    return rows.view(-1, head_size // 2, 2).transpose(1, 2).flatten()
+    return rows.view(-1, head_size // 2, 2, *rows.shape[1:]).transpose(1, 2)
 
 
-# Step of an entry -> (numbers of the stored rows in order, head size) -> the rows in the order that a slot has.
+# Step of an entry -> from stored rows [rows, ...] and the head size to a view whose leading axes, flattened, are the
+# rows in the order that a slot has.
 REORDER: Mapping[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "even_rows_first": _even_rows_first,
     "split_heads": _split_heads,

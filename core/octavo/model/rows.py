@@ -112,7 +112,9 @@ def _fill(
     if out.logits is not None and (found := mine(RowMode.LOGITS)):
         out.logits[found[0]] = logits[found[1]]
     if out.greedy_ids is not None and (found := mine(RowMode.GREEDY)):
-        out.greedy_ids[found[0]] = logits.argmax(-1)[found[1]]  # documented: the first of equals
+        best_id = logits.argmax(-1)  # documented: the first of equals; a NaN is above all
+        is_nan = logits.gather(-1, best_id[:, None])[:, 0].isnan()
+        out.greedy_ids[found[0]] = best_id.masked_fill(is_nan, -1)[found[1]]
     if out.topk_ids is None and out.target_ranks is None:
         return
     total = logits.logsumexp(-1, keepdim=True)

@@ -1,10 +1,13 @@
 """From a checkpoint to slots: what fills each slot is found and checked first, from headers, then read.
 
-Memory: one tensor of the checkpoint at a time beside the weights themselves.
+Memory: a few tensors of the checkpoint at a time, one a thread, beside the weights themselves.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -20,6 +23,7 @@ from octavo.model.slots import Slot, slots
 __all__ = ["Filling", "dummy_weights", "plan_weights", "read_weights"]
 
 DUMMY_STD = 0.02
+MAX_THREADS = 8
 # Old writers stored the tables of rotary positions; models of several parts bring what looks and listens.
 ALWAYS_IGNORED = (
     r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)",
@@ -93,10 +97,10 @@ def read_weights(
     progress: bool,
 ) -> dict[str, torch.Tensor]:
     """The weights by slot name, see `slots`. `progress` shows a bar on stderr."""
-    weights = {}
-    for filling in tqdm(plan, desc="Loading weights", unit="tensor", disable=not progress):
-        weights[filling.name] = _read(filling, checkpoint, filling.dtype or dtype, device)
-    return weights
+    with _pool() as pool:
+        read = pool.map(lambda filling: _read(filling, checkpoint, filling.dtype or dtype, device), plan)
+        bar = tqdm(read, desc="Loading weights", total=len(plan), unit="tensor", disable=not progress)
+        return {filling.name: tensor for filling, tensor in zip(plan, bar, strict=True)}
 
 
 def dummy_weights(
@@ -227,20 +231,35 @@ def _refuse_extra(
 
 def _read(filling: Filling, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     covered = sum(len(range(filling.shape[filling.row_axis])[s.rows]) for s in filling.sources)
-    counted = sum(s.index is not None for s in filling.sources)
-    rows = filling.shape[filling.row_axis] * (filling.shape[0] if counted else 1)
-    make = torch.empty if covered == rows else torch.zeros
+    counted = any(s.index is not None for s in filling.sources)
+    num_rows = filling.shape[filling.row_axis] * (filling.shape[0] if counted else 1)
+    make = torch.empty if covered == num_rows else torch.zeros
     target = make(filling.shape, dtype=dtype, device=device)
     for source in filling.sources:
         place = target if source.index is None else target[source.index]
         axis = place.ndim + filling.row_axis
-        place = place[(slice(None),) * axis + (source.rows,)]
+        place = place.narrow(axis, source.rows.start or 0, len(range(place.shape[axis])[source.rows]))
         values = checkpoint.read(source.name)
         if source.part.transpose and filling.row_axis == -2:
             values = values.transpose(-1, -2)
         values = values.reshape(place.shape)
         if source.part.reorder:
-            order = REORDER[source.part.reorder](torch.arange(values.shape[axis]), filling.head_size)
-            values = values.index_select(axis, order)
+            values, place = values.movedim(axis, 0), place.movedim(axis, 0)
+            values = REORDER[source.part.reorder](values, filling.head_size)
+            place = place.view(values.shape)
         place.copy_(values)
     return target
+
+
+@contextmanager
+def _pool() -> Iterator[ThreadPoolExecutor]:
+    """A thread a processor, in each of which torch keeps to that one: copying waits for memory and for files, and
+    threads of torch's own would wait for each other as well.
+    """
+    before = torch.get_num_threads()
+    num_threads = min(MAX_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    try:
+        with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
