@@ -11,6 +11,7 @@ Any other decoder of a tokenizer.json is run by the library itself, over a short
 
 import json
 import re
+from abc import ABC, abstractmethod
 from typing import Any
 
 import tokenizers
@@ -30,7 +31,7 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
-class PieceTable:
+class PieceTable(ABC):
     """Token id to piece: bytes that join with their neighbours, or text that stands by itself.
 
     Pieces are made when first asked for. Threads may share a table: making one twice gives the same.
@@ -58,9 +59,9 @@ class PieceTable:
             piece = self._pieces[token_id] = "" if token is None else self.piece(token)
         return piece
 
+    @abstractmethod
     def piece(self, token: str) -> bytes | str:
         """The piece of a token as the vocabulary spells it."""
-        raise NotImplementedError
 
 
 class ByteLevel(PieceTable):
