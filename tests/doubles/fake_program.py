@@ -323,7 +323,7 @@ class FakePlatform(Platform):
             dtypes=(torch.float32,), block_sizes=(4, 1, 2, 3, 8, 16), unified_memory=True
         )
         self._modes = modes
-        self._row_invariant = row_invariant or Support.yes()
+        self._row_invariant = Support.yes() if row_invariant is None else row_invariant
         self._attention = FakeAttention(nan_token)
         self.program: FakeProgram | None = None
         self.num_threads: int | None = None

@@ -78,7 +78,7 @@ class StepOutput:
 
     Attributes:
         logits: [L, V] float32 tensor.
-        greedy_ids: [G] int64.
+        greedy_ids: [G] int64; -1 where the logits hold NaN, which ends that sequence with an error.
         topk_ids, topk_logprobs: [K, k] int64 and float32.
         target_logprobs, target_ranks: [C] float32 and int64.
         hidden: [E, H] float32 tensor.

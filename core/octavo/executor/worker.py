@@ -9,7 +9,7 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.contract import AttentionBackend, CompileRequest, MemoryInfo, Platform, PlatformInfo, Program, Support
-from octavo.errors import ConfigError, PlatformError
+from octavo.errors import ConfigError, OctavoError, PlatformError
 from octavo.executor.memory import MemoryPlan, MemoryRequest, plan_memory
 from octavo.executor.model_runner import MAX_PROMPT_LOGITS, KVGroupCaches, ModelRunner, RunnerLimits
 from octavo.hardware.choose import create_platform, portable_ops
@@ -187,6 +187,8 @@ def _load(
 def _compiled(platform: Platform, request: CompileRequest) -> Program | None:
     try:
         return platform.compile(request)
+    except OctavoError:
+        raise
     except Exception as error:
         raise PlatformError(f"platform {platform.name} failed to compile the model: {error}") from error
 
