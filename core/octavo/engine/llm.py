@@ -64,7 +64,14 @@ class LLM:
         self.config = settle(given, description, platform_info.create(given.platform.device))
         self.description = description
         self.tokenizer = load_tokenizer(files.tokenizer)
-        self.executor = LocalExecutor(self.config, description, platform_info, registry)
+        self.executor = LocalExecutor(
+            self.config,
+            description,
+            platform_info,
+            registry,
+            vocab_size=self.tokenizer.vocab_size,
+            progress=progress,
+        )
         self._engine = EngineCore(self.config, self.executor)
         self._inputs = Inputs(self.tokenizer, description.spec.vocab_size, self.config.model.seed)
         self._outputs = OutputProcessor(self.tokenizer)
@@ -190,7 +197,7 @@ class LLM:
     def _chat_ids(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
     ) -> list[int]:
-        return self.tokenizer.encode_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        return list(self.tokenizer.encode_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt))
 
     def _add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, priority: int) -> None:
         completed = self._inputs.complete(params)

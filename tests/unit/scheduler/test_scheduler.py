@@ -1,5 +1,6 @@
 """Scheduling, one behaviour a test; what random schedules find stands in test_random_schedules.py."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -182,10 +183,10 @@ def test_the_leader_may_end_while_its_samples_are_preempted() -> None:
     probe.add("p", range(9), n=3, max_tokens=14)
     probe.run()
     num_preemptions = 0
-    for num_blocks in range(9, 15):
+    for num_blocks, stop in itertools.product(range(9, 13), probe.tokens["p"][0][:6]):
         bench = Bench(num_blocks, caching=False)
         bench.add("old", range(30, 38), max_tokens=26)
-        bench.add("p", range(9), n=3, max_tokens=6, stop_token_ids=[probe.tokens["p"][0][3]])
+        bench.add("p", range(9), n=3, max_tokens=6, stop_token_ids=[stop])
         bench.run()
         bench.check_all()
         num_preemptions += bench.requests["p"].num_preemptions
