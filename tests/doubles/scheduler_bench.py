@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from tests.doubles.paged_executor import PagedExecutor, StepError, expected_tokens
-
+from doubles.paged_executor import PagedExecutor, StepError, expected_tokens
 from octavo.cache.manager import BlockManager
 from octavo.config import SchedulerConfig
 from octavo.sampling_params import SamplingParams

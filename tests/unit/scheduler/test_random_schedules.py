@@ -4,9 +4,9 @@ Arrivals, lengths, shared prefixes, samples, priorities, cancellations, failing 
 preemption; after each step every block is accounted for, and while requests are left a step can be formed.
 """
 
+from doubles.scheduler_bench import SIZE, Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.doubles.scheduler_bench import SIZE, Bench
 
 STEMS = [list(range(stem * 100, stem * 100 + 40)) for stem in range(3)]
 

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from tests.doubles.scheduler_bench import Bench
+from doubles.scheduler_bench import Bench
 
 from octavo.errors import RequestError
 from octavo.scheduler.messages import ModelRunnerOutput, SequenceFailure
