@@ -6,7 +6,7 @@ additional_chat_templates/*.jinja, chat_template.json or tokenizer_config.json, 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from octavo.errors import ModelError
-from octavo.text.source import TokenizerSource
+from octavo.text.source import TokenizerSource, library_errors
 
 __all__ = ["read_folder_tokenizer"]
 
@@ -37,17 +37,16 @@ def read_folder_tokenizer(folder: Path) -> TokenizerSource:
             f"{folder}: no tokenizer.json; set `tokenizer` to a folder that has one, or save one here with "
             "transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
-    try:
-        backend = Tokenizer.from_str(_text(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelError(f"{path}: not a tokenizer: {error}"[:500]) from error
-    backend.no_truncation()
-    backend.no_padding()
-    config = _config(folder)
+    text, config = _text(path), _config(folder)
     special = {role: token for role in _ROLES if (token := _literal(config.get(role))) is not None}
-    _add_tokens(backend, folder, config, special)
-    special = {role: token for role, token in special.items() if backend.token_to_id(token) is not None}
-    prefix, suffix = _affixes(backend)
+    listed = _listed_tokens(folder, config)
+    with library_errors(lambda reason: ModelError(f"{path}: not a tokenizer that works: {reason}")):
+        backend = Tokenizer.from_str(text)
+        backend.no_truncation()
+        backend.no_padding()
+        _add_tokens(backend, listed, [*special.values(), *_listed_names(config)])
+        special = {role: token for role, token in special.items() if backend.token_to_id(token) is not None}
+        prefix, suffix = _affixes(backend)
     return TokenizerSource(
         backend=backend,
         special_tokens=special,
@@ -90,33 +89,39 @@ def _literal(token: object) -> str | None:
     return token if isinstance(token, str) and token else None
 
 
-def _add_tokens(backend: Tokenizer, folder: Path, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Mark as special what only the config calls so. No token is made for which the model has no row."""
-    for token_id, entry in _listed_tokens(folder, config):
-        token = _literal(entry)
-        if token and backend.token_to_id(token) is None and backend.get_vocab_size() == token_id:
-            backend.add_tokens([AddedToken(token, **{flag: bool(entry.get(flag)) for flag in _FLAGS})])
-    names = list(special.values())
-    for key in _LISTS:
-        value = config.get(key)
-        value = list(value.values()) if isinstance(value, Mapping) else value
-        names += filter(None, map(_literal, value if isinstance(value, list) else ()))
-    marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    backend.add_special_tokens(
-        [
-            AddedToken(name, special=True, normalized=False)
-            for name in dict.fromkeys(names)
-            if name not in marked and backend.token_to_id(name) is not None
-        ]
-    )
-
-
 def _listed_tokens(folder: Path, config: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Ids and properties of the added tokens that the config repeats, in order."""
     listed = config.get("added_tokens_decoder") or {}
     if not isinstance(listed, Mapping) or not all(key.isdecimal() for key in listed):
         raise ModelError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must map token ids to tokens")
     entries = [(int(key), entry) for key, entry in listed.items() if isinstance(entry, Mapping)]
     return sorted(entries, key=itemgetter(0))
+
+
+def _listed_names(config: Mapping[str, Any]) -> list[str]:
+    """Special tokens without a role."""
+    names: list[str] = []
+    for key in _LISTS:
+        value = config.get(key)
+        value = list(value.values()) if isinstance(value, Mapping) else value
+        names += filter(None, map(_literal, value if isinstance(value, list) else ()))
+    return names
+
+
+def _add_tokens(backend: Tokenizer, listed: Iterable[tuple[int, Mapping[str, Any]]], special: Iterable[str]) -> None:
+    """Add what the config alone holds, and mark what it alone calls special; no token gets an id not its own."""
+    for token_id, entry in listed:
+        token = _literal(entry)
+        if token and backend.token_to_id(token) is None and backend.get_vocab_size() == token_id:
+            backend.add_tokens([AddedToken(token, **{flag: bool(entry.get(flag)) for flag in _FLAGS})])
+    marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    backend.add_special_tokens(
+        [
+            AddedToken(name, special=True, normalized=False)
+            for name in dict.fromkeys(special)
+            if name not in marked and backend.token_to_id(name) is not None
+        ]
+    )
 
 
 def _affixes(backend: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

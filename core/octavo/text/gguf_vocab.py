@@ -1,7 +1,8 @@
 """The tokenizer inside a GGUF file, rebuilt for the tokenizers library.
 
 Two kinds are read: "gpt2", byte-level merges with a split named in `tokenizer.ggml.pre`, and "llama", sentencepiece
-vocabularies, where the score of a piece stands for the order of merges.
+vocabularies, where the score of a piece stands for the order of merges. Of the latter, a space goes before a text
+and before what follows a special token, as in llama's own tokenizer.json.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from octavo.errors import ModelError, UnsupportedError
 from octavo.gguf_file import GGUFFile
-from octavo.text.source import TokenizerSource
-from octavo.text.splits import SPLITS
+from octavo.text.source import TokenizerSource, library_errors
+from octavo.text.splits import SPLITS, Split
 
 __all__ = ["read_gguf_tokenizer"]
 
@@ -29,6 +30,11 @@ _ROLES: Mapping[str, str] = {
     "sep_token": "seperator_token_id",  # as the format spells it
     "mask_token": "mask_token_id",
 }
+_DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {  # kinds that are read, and ids that a file need not spell out
+    "gpt2": {},
+    "llama": {"unk_token": 0, "bos_token": 1, "eos_token": 2},
+}
+_MAX_PIECE_CHARS = 512  # no vocabulary has longer ones, and looking for their parts would take long
 _TEMPLATE = "tokenizer.chat_template"
 
 
@@ -65,17 +71,19 @@ class _Reader:
 
     def read(self) -> TokenizerSource:
         kind = self._get("model", str, "")
-        if kind == "gpt2":
-            backend, add_bos = self._byte_level()
-        elif kind == "llama":
-            backend, add_bos = self._sentencepiece(), True
-        else:
+        if kind not in _DEFAULT_IDS:
             raise UnsupportedError(
-                f"{self._path}: tokenizer kind {kind!r:.40}; gpt2 and llama are read; "
+                f"{self._path}: tokenizer kind {kind!r:.40}; {' and '.join(_DEFAULT_IDS)} are read; "
                 "give the folder of the original model with its tokenizer.json as `tokenizer`"
             )
-        self._add_tokens(backend)
-        ids = {role: self._token_id(key) for role, key in _ROLES.items()}
+        ids = {role: self._token_id(key, _DEFAULT_IDS[kind].get(role)) for role, key in _ROLES.items()}
+        with library_errors(lambda reason: ModelError(f"{self._path}: its tokenizer cannot be built: {reason}")):
+            if kind == "gpt2":
+                split = self._split()
+                backend, add_bos = self._byte_level(split), split.add_bos
+            else:
+                backend, add_bos = self._sentencepiece(ids["unk_token"]), True
+            self._add_tokens(backend)
         special = {role: self._tokens[token_id] for role, token_id in ids.items() if token_id is not None}
         bos, eos = ids["bos_token"], ids["eos_token"]
         return TokenizerSource(
@@ -124,11 +132,11 @@ class _Reader:
             size -= 1
         del self._tokens[size:]
 
-    def _token_id(self, key: str) -> int | None:
-        token_id = self._get(key, int, None)
+    def _token_id(self, key: str, default: int | None) -> int | None:
+        token_id = self._get(key, int, default)
         return token_id if token_id is not None and 0 <= token_id < len(self._tokens) else None
 
-    def _byte_level(self) -> tuple[Tokenizer, bool]:
+    def _split(self) -> Split:
         name = self._get("pre", str, "default")
         split = SPLITS.get(name)
         if split is None:
@@ -136,6 +144,9 @@ class _Reader:
                 f"{self._path}: unknown split {name!r:.60} in {_KEY}pre; known are {', '.join(sorted(SPLITS))}; "
                 "give the folder of the original model with its tokenizer.json as `tokenizer`"
             )
+        return split
+
+    def _byte_level(self, split: Split) -> Tokenizer:
         merges = []
         for merge in self._texts("merges"):
             first, _, second = merge[1:].partition(" ")  # a piece is never empty, but may begin with a space
@@ -143,10 +154,9 @@ class _Reader:
         backend = Tokenizer(self._bpe(merges, ignore_merges=split.whole_words_first))
         backend.pre_tokenizer = split.pre_tokenizer()
         backend.decoder = decoders.ByteLevel()
-        return backend, split.add_bos
+        return backend
 
-    def _sentencepiece(self) -> Tokenizer:
-        unknown = self._token_id("unknown_token_id")
+    def _sentencepiece(self, unknown: int | None) -> Tokenizer:
         backend = Tokenizer(
             self._bpe(
                 self._merges_by_score(),
@@ -167,10 +177,7 @@ class _Reader:
     def _bpe(self, merges: Sequence[tuple[str, str]], **settings: Any) -> models.BPE:
         ids = self._ids
         known = [(a, b) for a, b in merges if a in ids and b in ids and a + b in ids]
-        try:
-            return models.BPE(ids, known, **settings)
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelError(f"{self._path}: its vocabulary and merges do not fit together: {error}"[:500]) from error
+        return models.BPE(ids, known, **settings)
 
     def _merges_by_score(self) -> list[tuple[str, str]]:
         """Every way to make a piece of two others, pieces of the highest score first.
@@ -182,7 +189,8 @@ class _Reader:
         mergeable = {
             token: token_id
             for token, token_id in self._ids.items()
-            if self._types[token_id] == _Type.NORMAL or self._is_run_of_spaces(token_id)
+            if len(token) <= _MAX_PIECE_CHARS
+            and (self._types[token_id] == _Type.NORMAL or self._is_run_of_spaces(token_id))
         }
         merges = []
         for whole, token_id in mergeable.items():

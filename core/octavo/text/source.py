@@ -1,11 +1,16 @@
 """What a model's files say about its tokenizer, however they say it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import tokenizers
 
-__all__ = ["TokenizerSource"]
+from octavo.errors import OctavoError
+
+__all__ = ["TokenizerSource", "library_errors"]
+
+_MAX_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -26,3 +31,19 @@ class TokenizerSource:
     prefix_ids: tuple[int, ...] = ()
     suffix_ids: tuple[int, ...] = ()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def library_errors(make_error: Callable[[str], OctavoError]) -> Iterator[None]:
+    """Turn whatever the tokenizers library raises into the error made from the reason, one short line.
+
+    The library raises bare `Exception`, and on data that it does not foresee a panic, which is not even one.
+    """
+    try:
+        yield
+    except OctavoError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise make_error(" ".join(str(error).split())[:_MAX_REASON]) from error

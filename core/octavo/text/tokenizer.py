@@ -13,7 +13,7 @@ from octavo.text.detokenizer import PieceStream
 from octavo.text.folder import read_folder_tokenizer
 from octavo.text.gguf_vocab import read_gguf_tokenizer
 from octavo.text.pieces import piece_table
-from octavo.text.source import TokenizerSource
+from octavo.text.source import TokenizerSource, library_errors
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
@@ -76,8 +76,13 @@ class Tokenizer:
         """Token ids of a text; special tokens that stand in it literally become their ids.
 
         Lone surrogates, which are no characters, count as U+FFFD.
+
+        Raises:
+            RequestError: the vocabulary cannot write the text.
+
         """
-        ids: list[int] = self.backend.encode(_sound(text), add_special_tokens=False).ids
+        with library_errors(lambda reason: RequestError(f"the model's tokenizer cannot take this text: {reason}")):
+            ids: list[int] = self.backend.encode(_sound(text), add_special_tokens=False).ids
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:

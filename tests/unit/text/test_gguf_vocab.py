@@ -130,7 +130,7 @@ def test_runs_of_spaces_named_by_the_vocabulary_are_merged(tmp_path: Path) -> No
     types = [TokenType.UNKNOWN, *[TokenType.NORMAL] * 3, *[TokenType.USER_DEFINED] * 2]
     scores = [0.0, -3.0, -4.0, -1.0, 0.0, 0.0]
     path = write_gguf(
-        tmp_path / "a.gguf", tokens, types, "llama", scores=scores, unknown_token_id=0, add_space_prefix=False
+        tmp_path / "a.gguf", tokens, types, "llama", scores=scores, add_bos_token=False, add_space_prefix=False
     )
     assert load_tokenizer(path).encode("   a  a") == [5, 2, 4, 2]
 
@@ -156,6 +156,16 @@ def test_contradictions_fail_in_one_line(
     with pytest.raises(error, match=says) as caught:
         load_tokenizer(path)
     assert "\n" not in str(caught.value)
+
+
+def test_long_pieces_take_no_long_time(tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", "</s>", "a", "aa", "a" * 1_000_000]
+    path = write_gguf(
+        tmp_path / "a.gguf", tokens, [2, 3, 3, 1, 1, 1], "llama", scores=[0.0] * 6, add_space_prefix=False
+    )
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.encode("aaa") == [1, 4, 3]
+    assert tokenizer.special_tokens == {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 
 
 def test_merges_of_unknown_pieces_do_no_harm(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Encoding, decoding and names of tokens, for every kind of vocabulary."""
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -176,15 +177,30 @@ def test_decoders_of_other_kinds_are_the_librarys(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(ids[0])
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [("", "not a tokenizer"), ("{", "not a tokenizer"), ("[]", "not a tokenizer"), ('{"model": 3}', "not a tokenizer")],
-)
-def test_broken_tokenizer_files_fail_in_one_line(tmp_path: Path, content: str, says: str) -> None:
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"model": 3}', '{"model": {"type": "BPE", "vocab": {}}}', "\x00"])
+def test_broken_tokenizer_files_fail_in_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelError, match=says) as caught:
+    with pytest.raises(ModelError, match="not a tokenizer that works") as caught:
         load_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_panic_of_the_library_is_an_error_like_any(tmp_path: Path) -> None:
+    written = json.loads(byte_level(add_bos=True).to_str())
+    written["post_processor"]["special_tokens"] = {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    with pytest.raises(ModelError, match="not a tokenizer that works"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_text_that_the_vocabulary_cannot_write_fails_its_request(tmp_path: Path) -> None:
+    written = json.loads(word_pieces().to_str())
+    written["model"]["unk_token"] = "[absent]"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("the")
+    with pytest.raises(RequestError, match="cannot take this text"):
+        tokenizer.encode("日本")
 
 
 def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
