@@ -40,6 +40,7 @@ class Paged:
         dtype = torch.float32
         if weights is None:
             weights = load_weights(description, dtype=dtype, device=CPU, progress=False)
+        self.weights = weights
         self.groups = kv_groups(description.spec, block_size=BLOCK_SIZE, dtype=dtype, kv_dtype=dtype)
         resolver = OpResolver(ToyPlatform())
         self.program = GenericProgram(

@@ -6,10 +6,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from doubles.tiny_models import Tiny, base, gguf_files
+from doubles.tiny_models import gguf_files
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from octavo.errors import ModelError, UnsupportedError
 from octavo.gguf_file import GGUFFile
 from octavo.model.describe import describe_model, load_weights
 from octavo.model.gguf import GGUF_TYPES, GGUFCheckpoint, dequantize
