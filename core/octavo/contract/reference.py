@@ -22,11 +22,26 @@ from octavo.contract.ops import (
 )
 from octavo.contract.support import Support
 
-__all__ = ["ACTIVATIONS", "GATED_ACTIVATIONS", "reference_ops"]
+__all__ = ["ACTIVATIONS", "GATED_ACTIVATIONS", "by_element", "reference_ops"]
+
+LANES = 64  # elements of the widest vector register, twice
+PIECE = 16384  # elements; torch splits work over threads from 32768 on
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
+
+
+def by_element(fn: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    """fn(*inputs) for an fn of elements; each one's bits are the same wherever it lies and however many there are.
+
+    In host memory torch computes most elements in vector registers and what is left over one by one, with an exp
+    of other bits; who is left over depends on the number of elements and threads. Here nobody is: each piece fills
+    whole registers and is too small to be split.
+    """
+    shape, count = inputs[0].shape, inputs[0].numel()
+    pieces = zip(*(F.pad(x.flatten(), (0, -count % LANES)).split(PIECE) for x in inputs), strict=True)
+    return torch.cat([fn(*piece) for piece in pieces])[:count].view(shape)
 
 
 def _scale(y: torch.Tensor, weight: torch.Tensor | None, offset: float) -> torch.Tensor:
@@ -99,15 +114,15 @@ GATED_ACTIVATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor
 
 def activation(args: Activation) -> torch.Tensor:
     """See `Activation`."""
-    return ACTIVATIONS[args.activation](_wide(args.x)).to(args.x.dtype)
+    return by_element(ACTIVATIONS[args.activation], _wide(args.x)).to(args.x.dtype)
 
 
 def act_and_mul(args: ActAndMul) -> torch.Tensor:
     """See `ActAndMul`."""
     gate, up = _wide(args.x).chunk(2, -1)
     if args.activation in GATED_ACTIVATIONS:
-        return GATED_ACTIVATIONS[args.activation](gate, up).to(args.x.dtype)
-    return (ACTIVATIONS[args.activation](gate) * up).to(args.x.dtype)
+        return by_element(GATED_ACTIVATIONS[args.activation], gate, up).to(args.x.dtype)
+    return (by_element(ACTIVATIONS[args.activation], gate) * up).to(args.x.dtype)
 
 
 def linear(args: Linear) -> torch.Tensor:
@@ -129,12 +144,15 @@ def _dense_only(signature: OpSignature) -> Support:
 
 def reference_ops() -> list[OpImpl]:
     """The reference tier of every op."""
-    by_row = Support.yes()
+    alone = Support.yes()
+    summed = Support.yes("rows of up to 32767 elements: torch splits the sum of a longer one when it is alone")
     tiles = Support.no("torch's matrix product picks its tiling by the number of rows")
 
-    def impl(fn: Callable[..., object], row_invariant: Support = by_row) -> OpImpl:
+    def impl(fn: Callable[..., object], row_invariant: Support) -> OpImpl:
         return OpImpl(fn.__name__, "torch", "reference", fn, row_invariant=row_invariant)
 
-    ops = (rms_norm, fused_add_rms_norm, layer_norm, rotary_embedding, activation, act_and_mul, embedding)
-    dense = OpImpl("linear", "torch", "reference", linear, _dense_only, row_invariant=tiles)
-    return [*(impl(fn) for fn in ops), dense]
+    return [
+        *(impl(fn, summed) for fn in (rms_norm, fused_add_rms_norm, layer_norm)),
+        *(impl(fn, alone) for fn in (rotary_embedding, activation, act_and_mul, embedding)),
+        OpImpl("linear", "torch", "reference", linear, _dense_only, row_invariant=tiles),
+    ]

@@ -1,0 +1,196 @@
+"""The reference of paged attention against dense float64 attention, and its claim about rows, bit by bit."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from cases import formulas
+from cases.attention import SPECS, Sequences, make_spec
+from hypothesis import given, settings
+
+from octavo.contract import AttentionBatch, AttentionSpec, KVCache
+from octavo.contract.reference_attention import ReferenceAttention
+
+BACKEND = ReferenceAttention(torch.device("cpu"))
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+LENGTHS = (1, 19, 50, 33)
+
+
+def truth(sequences: Sequences, row: int) -> torch.Tensor:
+    """All positions of a row, with keys and values as the cache rounds them."""
+    one, spec = sequences.rows[row], sequences.spec
+    key, value = (x.to(spec.kv_dtype) for x in (one.key, one.value))
+    facts = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap, "sinks": sequences.sinks}
+    return torch.from_numpy(formulas.attention(one.query, key, value, **facts))
+
+
+def run(
+    spec: AttentionSpec, lengths: Sequence[int], steps: Sequence[Sequence[tuple[int, int]]], *, fused: bool = False
+) -> tuple[Sequences, list[torch.Tensor]]:
+    """The outputs of each row, joined over the steps."""
+    sequences = Sequences(spec, lengths)
+    cache = sequences.poisoned(BACKEND)
+    outputs: list[list[torch.Tensor]] = [[] for _ in lengths]
+    for chunks in steps:
+        for (row, _), out in zip(chunks, sequences.step(BACKEND, cache, chunks, fused=fused), strict=True):
+            outputs[row].append(out)
+    return sequences, [torch.cat(parts) for parts in outputs]
+
+
+def check(sequences: Sequences, outputs: Sequence[torch.Tensor]) -> None:
+    for row, out in enumerate(outputs):
+        expected = truth(sequences, row)
+        assert out.shape == expected.shape
+        worst = (out.double() - expected).abs().max() / expected.abs().max()
+        assert worst <= TOLERANCE[sequences.spec.dtype]
+
+
+# Whole prompts; then chunks that are no multiple of anything, decode beside prefill, rows that sit a step out.
+WHOLE = [[(0, 1), (1, 19), (2, 50), (3, 33)]]
+MIXED = [
+    [(3, 5), (1, 19)],
+    [(2, 17), (0, 1), (3, 1)],
+    [(3, 1), (2, 1)],
+    [(2, 31), (3, 26)],
+    [(2, 1)],
+]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_equals_dense_attention(name: str) -> None:
+    check(*run(SPECS[name], LENGTHS, WHOLE))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_tokens_bits_depend_on_its_own_sequence_alone(name: str) -> None:
+    """Whole, in chunks, token by token, in company and alone."""
+    spec = SPECS[name]
+    _, whole = run(spec, LENGTHS, WHOLE)
+    sequences, mixed = run(spec, LENGTHS, MIXED, fused=True)
+    check(sequences, mixed)
+    _, backwards = run(spec, LENGTHS, [WHOLE[0][::-1]])
+    _, one_by_one = run(spec, LENGTHS, [[(i, 1)] for i, length in enumerate(LENGTHS) for _ in range(length)])
+    for others in (mixed, backwards, one_by_one):
+        assert all(torch.equal(a, b) for a, b in zip(whole, others, strict=True))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    spec = replace(make_spec((6, 2), 32, dtype=dtype), kv_dtype=kv_dtype)
+    assert BACKEND.supports(spec)
+    check(*run(spec, LENGTHS, MIXED))
+
+
+@settings(max_examples=40)
+@given(
+    block_size=st.integers(1, 20),
+    ratio=st.integers(1, 4),
+    kv_heads=st.integers(1, 3),
+    head_size=st.integers(1, 33),
+    window=st.one_of(st.none(), st.integers(1, 40)),
+    lengths=st.lists(st.integers(1, 45), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_any_geometry_in_any_chunks(
+    block_size: int,
+    ratio: int,
+    kv_heads: int,
+    head_size: int,
+    window: int | None,
+    lengths: list[int],
+    data: st.DataObject,
+) -> None:
+    spec = replace(make_spec((ratio * kv_heads, kv_heads), head_size, block_size), window=window)
+    left, steps = list(lengths), []
+    while any(left):
+        rows = data.draw(st.lists(st.sampled_from([i for i, n in enumerate(left) if n]), min_size=1, unique=True))
+        step = [(row, data.draw(st.integers(1, left[row]))) for row in rows]
+        for row, count in step:
+            left[row] -= count
+        steps.append(step)
+    sequences, outputs = run(spec, lengths, steps)
+    check(sequences, outputs)
+
+
+def test_blocks_that_left_the_window_are_not_read() -> None:
+    """Whoever frees them may hand them on: their contents and their table entries mean nothing any more."""
+    spec = replace(make_spec(block_size=4), window=6)
+    sequences = Sequences(spec, [30])
+    cache = sequences.poisoned(BACKEND)
+    sequences.step(BACKEND, cache, [(0, 29)])
+    gone = sequences.rows[0].blocks[:6].copy()  # positions 0 to 23; the last query sees 24 to 29
+    for tensor in cache.tensors:
+        tensor[gone] = float("nan")
+    sequences.rows[0].blocks[:6] = 2**30
+    (out,) = sequences.step(BACKEND, cache, [(0, 1)])
+    assert torch.allclose(out.double(), truth(sequences, 0)[-1:], atol=1e-6)
+
+
+def test_slot_minus_one_writes_nowhere() -> None:
+    spec = make_spec(block_size=4)
+    cache = BACKEND.allocate(spec, 2)
+    slots = np.array([5, -1, 2], np.int64)
+    start, seq_lens, table = np.array([0, 3], np.int32), np.array([3], np.int32), np.array([[0, 1]], np.int32)
+    batch = AttentionBatch(*map(torch.from_numpy, (start, seq_lens, table, slots)), start, seq_lens, table, slots)
+    key, value = torch.randn(3, 2, 16), torch.randn(3, 2, 16)
+    BACKEND.write(BACKEND.plan(cache, batch), 0, key, value)
+    for tensor, new in zip(cache.tensors, (key, value), strict=True):
+        flat = tensor.flatten(0, 1)
+        assert torch.equal(flat[[5, 2]], new[[0, 2]])
+        assert not flat[[0, 1, 3, 4, 6, 7]].any()
+
+
+def test_an_empty_step() -> None:
+    sequences = Sequences(make_spec(), [3])
+    cache = sequences.poisoned(BACKEND)
+    assert sequences.step(BACKEND, cache, []) == []
+    (none,) = sequences.step(BACKEND, cache, [(0, 0)])
+    assert none.shape == (0, 4, 16)
+
+
+def test_layers_do_not_touch_each_other() -> None:
+    spec = replace(make_spec(), num_layers=3)
+    sequences = Sequences(spec, [9])
+    cache = BACKEND.allocate(spec, sequences.num_blocks)
+    sequences.step(BACKEND, cache, [(0, 9)])  # layer 0
+    assert [bool(tensor.any()) for tensor in cache.tensors] == [True, True, False, False, False, False]
+
+
+def test_bytes_are_what_the_blocks_take() -> None:
+    for spec in (*SPECS.values(), replace(SPECS["ratio-3"], num_layers=5, kv_dtype=torch.bfloat16)):
+        cache = BACKEND.allocate(spec, 3)
+        assert sum(t.nbytes for t in cache.tensors) == 3 * BACKEND.block_bytes(spec)
+        assert not any(tensor.any() for tensor in cache.tensors)
+
+
+def same_contents(a: KVCache, block: int, b: KVCache, other: int) -> bool:
+    return all(torch.equal(x[block], y[other]) for x, y in zip(a.tensors, b.tensors, strict=True))
+
+
+@pytest.mark.parametrize("name", ["plain", "latent"])
+def test_blocks_move_whole(name: str) -> None:
+    spec = replace(SPECS[name], num_layers=2)
+    cache, host = BACKEND.allocate(spec, 6), BACKEND.allocate_host(spec, 4)
+    for tensor in cache.tensors:
+        tensor.normal_()
+    before = KVCache(spec, 6, tuple(tensor.clone() for tensor in cache.tensors))
+    BACKEND.copy_blocks(cache, [(0, 3), (1, 4)])
+    for source, target in ((0, 3), (1, 4), (0, 0), (1, 1), (2, 2), (5, 5)):
+        assert same_contents(before, source, cache, target)
+    BACKEND.swap_blocks(cache, host, [(2, 0), (5, 3)])
+    BACKEND.swap_blocks(host, cache, [(3, 1)])
+    assert same_contents(before, 2, host, 0)
+    assert same_contents(before, 5, cache, 1)
+    BACKEND.copy_blocks(cache, [])
+
+
+def test_what_is_not_supported_says_why() -> None:
+    spec = make_spec()
+    int8 = BACKEND.supports(replace(spec, kv_dtype=torch.int8))
+    assert int8.reasons == ("KV dtype int8, computed are float64, float32, bfloat16, float16",)
+    assert BACKEND.supports(replace(spec, num_heads=5)).reasons == ("5 heads cannot share 2 KV heads evenly",)
+    assert not BACKEND.supports(replace(spec, latent=True))
