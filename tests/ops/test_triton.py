@@ -27,14 +27,10 @@ TARGETS = {
 
 
 def test_interpreted_it_equals_the_reference() -> None:
-    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("interpreted_triton.py"))],
-        env={
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "PYTHONPATH": os.pathsep.join([str(tests), *filter(None, sys.path)]),
-        },
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=300,
@@ -53,6 +49,7 @@ def test_interpreted_it_equals_the_reference() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_it_compiles_for(target: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # or an earlier run would answer
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # said outright, since the default is changing
     assert isinstance(rms_norm.kernel, JITFunction), "TRITON_INTERPRET is set, so nothing can be compiled"
     pointer, integer, number = f"*{dtype}", "i32", "fp32"
     signature = {

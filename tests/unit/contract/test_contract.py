@@ -55,7 +55,7 @@ def test_every_op_is_whole(op: str) -> None:
     assert (reference.provider, reference.tier) == ("torch", "reference")
     assert op in FORMULAS
     cases = [case for case in CASES if case.op == op]
-    assert len(cases) >= 5
+    assert len(cases) >= 4
     assert len({case.label for case in cases}) == len(cases)
     assert all(set(case.traits) == set(definition.traits) for case in cases)
 
@@ -86,11 +86,8 @@ def test_every_public_name_is_documented_and_listed_once() -> None:
 
 def optional_methods(base: type) -> Iterator[str]:
     for name, member in vars(base).items():
-        if (
-            inspect.isfunction(member)
-            and not name.startswith("_")
-            and not getattr(member, "__isabstractmethod__", False)
-        ):
+        required = getattr(member, "__isabstractmethod__", False)
+        if inspect.isfunction(member) and not name.startswith("_") and not required:
             yield name
 
 
