@@ -19,6 +19,7 @@ from octavo.model.files import ModelFiles
 from octavo.model.gguf import GGUF_IGNORED, GGUF_NAMES, GGUFCheckpoint
 from octavo.model.gguf_config import gguf_config
 from octavo.model.names import NameTable
+from octavo.model.slots import slots
 from octavo.model.weights import dummy_weights, plan_weights, read_weights
 
 __all__ = ["ModelDescription", "describe_model", "load_weights"]
@@ -183,7 +184,11 @@ def _positive(c: ConfigView, key: str, path: Path) -> int:
 
 def _build(family: Family, c: ConfigView, max_model_len: int, path: Path) -> DecoderSpec:
     try:
-        return family.build(c, max_model_len)
+        spec = family.build(c, max_model_len)
+        for slot in slots(spec):
+            if not all(isinstance(n, int) and n > 0 for n in slot.shape):
+                raise ValueError(f"{slot.name} would have shape {list(slot.shape)}")
+        return spec
     except ModelError as error:
         text = str(error)
         raise type(error)(text if text.startswith(str(path)) else f"{path}: {text}") from error

@@ -1,6 +1,5 @@
 """Row modes: what the requested rows yield, ties, duplicates and chunks."""
 
-
 import numpy as np
 import pytest
 import torch
