@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from octavo.executor.sampler import best_ids
+from octavo.executor.sampler import best_ids, top_set
 from octavo.scheduler.messages import TokenLogprobs
 
 __all__ = ["from_logits", "from_scores"]
@@ -22,10 +22,12 @@ def from_logits(logits: npt.NDArray[np.float32], token_id: int, num_top: int) ->
     top = logits.max()
     if not np.isfinite(top):
         raise ValueError("the model gave logits that are not numbers")
-    log_sum = float(top) + float(np.log(np.exp(logits - top).sum(dtype=np.float64)))
+    scaled = logits - top
+    candidates = top_set(scaled, num_top) if num_top else np.zeros(0, np.int64)
+    best = candidates[best_ids(logits[candidates], num_top)]
+    log_sum = float(top) + float(np.log(np.exp(scaled, out=scaled).sum(dtype=np.float64)))
     own = logits[token_id]
     better = int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token_id] == own))
-    best = best_ids(logits, num_top) if num_top else np.zeros(0, np.int64)
     return TokenLogprobs(
         token_id=int(token_id),
         logprob=float(own) - log_sum,

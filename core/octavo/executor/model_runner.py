@@ -26,9 +26,7 @@ from octavo.scheduler.messages import (
     TokenLogprobs,
 )
 
-__all__ = ["MAX_PROMPT_LOGITS", "KVGroupCaches", "ModelRunner", "RunnerLimits"]
-
-Ints = npt.NDArray[np.int64]
+__all__ = ["MAX_PROMPT_LOGITS", "KVGroupCaches", "ModelRunner", "RunnerLimits", "scores_prompts"]
 
 MAX_PROMPT_LOGITS = 256  # rows of a whole vocabulary at once, where a program can score prompts no other way
 
@@ -85,6 +83,11 @@ class _Share:
     scored: range = range(0)  # prompt positions whose log-probability the piece gives
 
 
+def scores_prompts(program: Program) -> bool:
+    """Whether log-probabilities of prompts come without rows of the whole vocabulary."""
+    return {RowMode.SCORE, RowMode.TOPK} <= program.modes
+
+
 class ModelRunner:
     """One program, its KV caches and the sequences whose keys and values lie there."""
 
@@ -108,7 +111,7 @@ class ModelRunner:
         self._sequences: dict[int, _Sequence] = {}
         # A padded head's best logit may be none of the tokenizer's.
         self._picks_greedy = RowMode.GREEDY in program.modes and limits.vocab_size == limits.num_logits
-        self._scores = {RowMode.SCORE, RowMode.TOPK} <= program.modes
+        self._scores = scores_prompts(program)
 
     @property
     def num_sequences(self) -> int:
@@ -198,7 +201,7 @@ class ModelRunner:
             offset += share.piece.num_tokens
             if share.sample_for:
                 mode = self._sample_mode(share)
-                choosing.append((share, mode, rows.add(mode, np.asarray([offset - 1])).start))
+                choosing.append((share, mode, rows.add(mode, (offset - 1,)).start))
         output = self._program.submit(batch, rows.rows()).result()
         for share, first, second in scoring:
             self._take_scores(share, first, second, output, result)
@@ -208,18 +211,24 @@ class ModelRunner:
 
     def _ask_scores(self, rows: "_RowList", share: _Share, offset: int) -> tuple[slice, slice]:
         """Request the rows that score `share`; returns their places: of scores (or logits), and of the best."""
-        index = np.asarray(share.scored) - 1 - share.piece.start + offset
+        shift = offset - share.piece.start - 1  # the row before a token gives its distribution
+        index = range(share.scored.start + shift, share.scored.stop + shift)
         if not self._scores:
             return rows.add(RowMode.LOGITS, index), slice(0)
-        targets = self._store.known(share.piece.seq_id)[share.scored.start : share.scored.stop]
+        targets = self._targets(share)
         scores = rows.add(RowMode.SCORE, index, targets)
         num_top = self._sequences[share.piece.seq_id].origin.params.prompt_logprobs or 0
         return scores, rows.add(RowMode.TOPK, index, k=num_top) if num_top else slice(0)
 
+    def _targets(self, share: _Share) -> list[int]:
+        """The prompt tokens that a share scores."""
+        known = self._store.known(share.piece.seq_id)
+        return [int(token) for token in known[share.scored.start : share.scored.stop]]
+
     def _take_scores(self, share: _Share, first: slice, second: slice, output: StepOutput, result: "_Result") -> None:
         seq_id = share.piece.seq_id
         num_top = self._sequences[seq_id].origin.params.prompt_logprobs or 0
-        targets = self._store.known(seq_id)[share.scored.start : share.scored.stop].tolist()
+        targets = self._targets(share)
         try:
             if self._scores:
                 found = _scored(targets, first, second, num_top, output)
@@ -299,27 +308,26 @@ class _RowList:
     """The rows of a step as they are asked for; knows where each will stand in its mode's output."""
 
     def __init__(self) -> None:
-        self._indices: list[Ints] = []
-        self._targets: list[Ints] = []
-        self._modes: list[npt.NDArray[np.uint8]] = []
+        self._index: list[int] = []
+        self._mode: list[int] = []
+        self._target: list[int] = []
         self._counts: dict[RowMode, int] = {}
         self._k = 0
 
-    def add(self, mode: RowMode, index: Ints, targets: Ints | None = None, k: int = 0) -> slice:
-        """Ask `mode` of tokens `index` [n]; returns their places among the entries of that mode."""
-        start = self._counts.get(mode, 0)
-        self._counts[mode] = start + len(index)
-        self._indices.append(index.astype(np.int64))
-        self._targets.append(np.zeros(len(index), np.int64) if targets is None else targets)
-        self._modes.append(np.full(len(index), mode, np.uint8))
+    def add(self, mode: RowMode, index: Sequence[int], targets: Sequence[int] | None = None, k: int = 0) -> slice:
+        """Ask `mode` of tokens `index`; returns their places among the entries of that mode."""
+        start, num = self._counts.get(mode, 0), len(index)
+        self._counts[mode] = start + num
+        self._index.extend(index)
+        self._mode.extend([mode] * num)
+        self._target.extend([0] * num if targets is None else targets)
         self._k = max(self._k, k)
-        return slice(start, start + len(index))
+        return slice(start, start + num)
 
     def rows(self) -> Rows:
         """All of them."""
-        if not self._indices:
-            return Rows(np.zeros(0, np.int64), np.zeros(0, np.uint8))
-        return Rows(np.concatenate(self._indices), np.concatenate(self._modes), self._k, np.concatenate(self._targets))
+        index, target = np.asarray(self._index, np.int64), np.asarray(self._target, np.int64)
+        return Rows(index, np.asarray(self._mode, np.uint8), self._k, target)
 
 
 def _scored(

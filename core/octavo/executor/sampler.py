@@ -19,7 +19,7 @@ from octavo.executor.logits import LogitsProcessor
 from octavo.executor.philox import uniforms
 from octavo.sampling_params import SamplingParams
 
-__all__ = ["Draw", "Sampler", "best_ids", "draw_index", "filtered"]
+__all__ = ["Draw", "RowError", "Sampler", "best_ids", "draw_index", "filtered", "top_set"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -128,7 +128,7 @@ def filtered(scaled: Floats, top_k: int, top_p: float, min_p: float, scratch: Fl
     """
     floor = math.log(min_p) if min_p else -math.inf
     if top_k:
-        ids = _likeliest(scaled, floor, top_k)
+        ids = top_set(scaled, top_k, floor)
         ids = ids[best_ids(scaled[ids], top_k)]
         if top_p >= 1:
             return np.sort(ids)
@@ -148,8 +148,11 @@ def filtered(scaled: Floats, top_k: int, top_p: float, min_p: float, scratch: Fl
     return np.sort(ids[: reached + 1])
 
 
-def _likeliest(scaled: Floats, floor: float, num: int) -> Ints:
-    """Ids of a top set, ascending: `num` or more, or all that are not below the floor."""
+def top_set(scaled: Floats, num: int, floor: float = -math.inf) -> Ints:
+    """Ids that hold the `num` best of scaled [V] and not many more, ascending; fewer if the floor leaves fewer.
+
+    The best of `scaled` is 0; ids at -inf are left out.
+    """
     for depth in SEARCH_DEPTHS:
         if -depth <= floor:
             break

@@ -11,7 +11,7 @@ from octavo.config import EngineConfig
 from octavo.contract import AttentionBackend, CompileRequest, MemoryInfo, Platform, PlatformInfo, Program, Support
 from octavo.errors import ConfigError, OctavoError, PlatformError
 from octavo.executor.memory import MemoryPlan, MemoryRequest, plan_memory
-from octavo.executor.model_runner import MAX_PROMPT_LOGITS, KVGroupCaches, ModelRunner, RunnerLimits
+from octavo.executor.model_runner import MAX_PROMPT_LOGITS, KVGroupCaches, ModelRunner, RunnerLimits, scores_prompts
 from octavo.hardware.choose import create_platform, portable_ops
 from octavo.hardware.registry import Registry
 from octavo.hardware.resolve import Manifest, OpResolver
@@ -164,7 +164,7 @@ def _load(
         dtype=dtype,
         attention=[group.spec for group in groups],
         max_tokens=_settled(config.scheduler.max_num_batched_tokens),
-        max_rows=_max_rows(config),
+        max_rows=config.scheduler.max_num_seqs + MAX_PROMPT_LOGITS,
     )
     program = _compiled(platform, request)
     kind = f"compiled by {platform.name}"
@@ -195,13 +195,15 @@ def _compiled(platform: Platform, request: CompileRequest) -> Program | None:
 
 def _plan(config: EngineConfig, platform: Platform, loaded: _Loaded, memory: MemoryInfo) -> MemoryPlan:
     limits = config.scheduler
+    # One row of logits a sequence, and those from which prompts are scored where nothing else serves.
+    max_rows = limits.max_num_seqs + (0 if scores_prompts(loaded.program) else MAX_PROMPT_LOGITS)
     block_bytes = sum(b.block_bytes(g.spec) for b, g in zip(loaded.backends, loaded.groups, strict=True))
     return plan_memory(
         MemoryRequest(
             total=memory.total,
             free=memory.free,
             weights=loaded.weight_bytes,
-            workspace=loaded.program.workspace_bytes(_settled(limits.max_num_batched_tokens), _max_rows(config)),
+            workspace=loaded.program.workspace_bytes(_settled(limits.max_num_batched_tokens), max_rows),
             block_bytes=block_bytes,
             block_size=_settled(config.cache.block_size),
             unified=platform.capabilities().unified_memory,
@@ -232,11 +234,6 @@ def _allocate(loaded: _Loaded, plan: MemoryPlan, poison: bool) -> list[KVGroupCa
                 if tensor.is_floating_point():
                     tensor.fill_(torch.nan)
     return caches
-
-
-def _max_rows(config: EngineConfig) -> int:
-    """Rows of logits in the largest step: one a sequence, and those from which prompts are scored."""
-    return config.scheduler.max_num_seqs + MAX_PROMPT_LOGITS
 
 
 def _settled(value: int | None) -> int:

@@ -1,5 +1,7 @@
 """A worker and the local executor: loading, the plan, refusals, and a real (tiny, random) model in poisoned memory."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from octavo.contract import (
     Capabilities,
     CompileRequest,
     DecoderSpec,
+    KVCache,
     Layer,
     MemoryInfo,
     Mlp,
@@ -27,6 +30,7 @@ from octavo.contract import (
 )
 from octavo.contract.reference_attention import ReferenceAttention
 from octavo.errors import ConfigError, PlatformError, UnsupportedError
+from octavo.executor import worker
 from octavo.executor.local import LocalExecutor
 from octavo.executor.worker import POISON_VARIABLE
 from octavo.hardware.registry import discover
@@ -164,8 +168,6 @@ def test_weights_that_are_no_numbers_fail_the_sequence(monkeypatch: pytest.Monke
         weights["final_norm"] = torch.full_like(weights["final_norm"], torch.nan)
         return weights
 
-    from octavo.executor import worker
-
     load: Callable[..., dict[str, torch.Tensor]] = worker.load_weights
     monkeypatch.setattr(worker, "load_weights", broken)
     executor = start(Host())
@@ -229,9 +231,28 @@ def test_a_platform_that_fails_to_compile(error: Exception, expected: str) -> No
         start(Broken())
 
 
-def test_shutdown_lets_go_and_may_come_twice() -> None:
+def test_shutdown_lets_go_and_may_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+    load, allocate = worker.load_weights, ReferenceAttention.allocate
+
+    def watch_weights(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        weights = load(*args, **kwargs)
+        held.extend(map(weakref.ref, weights.values()))
+        return weights
+
+    def watch_caches(self: ReferenceAttention, *args: Any) -> KVCache:
+        cache = allocate(self, *args)
+        held.extend(map(weakref.ref, cache.tensors))
+        return cache
+
+    monkeypatch.setattr(worker, "load_weights", watch_weights)
+    monkeypatch.setattr(ReferenceAttention, "allocate", watch_caches)
     executor = start(Host())
+    run(executor, PROMPT, SamplingParams(temperature=0), 2)
+    assert any(tensor() is not None for tensor in held)
     executor.shutdown()
+    gc.collect()
+    assert [tensor() for tensor in held if tensor() is not None] == []
     executor.shutdown()
     with pytest.raises(RuntimeError, match="closed"):
         executor.execute_model(SchedulerOutput(0, ()))
