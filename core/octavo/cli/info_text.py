@@ -44,7 +44,7 @@ def sections(report: dict[str, Any], *, tracebacks: bool = False) -> Iterator[Se
     if report["memory"]:
         yield Section("Memory", _memory(report["memory"]))
     if report["model"]:
-        said_above = {"settings", *(report["diagnostics"] or {})}
+        said_above = {"settings", "platform", "row invariant", "op table", *(report["diagnostics"] or {})}
         yield Section("Model", [fact for fact in report["model"].items() if fact[0] not in said_above])
         yield Section("Settings", [(name, _value(value)) for name, value in report["model"]["settings"].items()])
     if report["ops"]:

@@ -171,3 +171,34 @@ def test_tables_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "OSError: [x]" in shown.out, "brackets are text, not markup"
     assert "plugins: toy (octavo-toy 0.3)" in shown.out
     assert shown.err == "octavo info: error: no platform can serve here\n"
+
+
+def test_what_a_model_takes(tmp_path: Path, octavo: Run, demo_file: Path) -> None:
+    install_toy(tmp_path)
+    model = ("--model", str(demo_file), "--max-num-seqs", "4")
+    done = octavo("info", *model, "--max-model-len", "512", "--max-num-batched-tokens", "256", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    memory = report["memory"]
+    assert memory["reserved"] == memory["weights"] + memory["workspace"] + memory["num_blocks"] * memory["block_bytes"]
+    assert memory["left"] == memory["free"] - memory["reserved"]
+    assert memory["max_tokens"] == memory["num_blocks"] * memory["block_size"] >= 512
+    assert memory["weights"] > 4 * 134_000_000, "float32, all parameters"
+    assert report["model"]["settings"]["max_model_len"] == 512
+    calls = [row["call"] for row in report["ops"]["rows"]]
+    assert "rms_norm(float32, hidden_size=576)" in calls
+    assert "attention(float32, kv=float32, 9/3 heads, head_size=64, block_size=16)" in calls
+
+    done = octavo("info", *model, "--max-num-batched-tokens", "256", "--memory-utilization", "0.35")
+    assert done.returncode == 1
+    assert "toy: " in done.stdout, "what was found out before is shown"
+    assert "max_model_len 8192 needs" in done.stderr
+    assert "lower max_model_len" in done.stderr
+
+
+def test_a_model_that_is_not_there(tmp_path: Path, octavo: Run) -> None:
+    install_toy(tmp_path)
+    done = octavo("info", "--model", str(tmp_path / "nothing.gguf"))
+    assert done.returncode == 1
+    assert "nothing.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
