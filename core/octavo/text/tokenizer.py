@@ -102,10 +102,11 @@ class Tokenizer:
         return stream.add(ids) + stream.flush()
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text; of a special token, its literal text."""
-        self._checked(token_id)
+        """The bytes that a token adds to a text; of a special token, its literal text; of no token, none."""
+        self._checked(token_id, beyond=True)
         if self.pieces is None:
-            return (self.backend.id_to_token(token_id) or "").encode("utf-8", "replace")
+            token = self.backend.id_to_token(token_id) if token_id < self.vocab_size else None
+            return (token or "").encode("utf-8", "replace")
         piece = self.pieces[token_id]
         return piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace")
 
@@ -113,7 +114,7 @@ class Tokenizer:
         r"""A text that names one token: never empty, never that of another token.
 
         That is the text it adds, a special token's literal text, `bytes:\xf0\x9f` for a part of a character, and
-        `token_id:7` where another token already has the text.
+        `token_id:7` where another token already has the text, or for a row of the output layer beyond the vocabulary.
         """
         data = self.token_bytes(token_id)
         try:
@@ -159,8 +160,9 @@ class Tokenizer:
         """
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
-    def _checked(self, token_id: int) -> int:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < self.vocab_size:
+    def _checked(self, token_id: int, beyond: bool = False) -> int:
+        is_id = isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0
+        if not is_id or (token_id >= self.vocab_size and not beyond):
             raise RequestError(f"token ids are integers from 0 to {self.vocab_size - 1}, got {token_id!r:.40}")
         return token_id
 
