@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from octavo.contract.attention import AttentionBackend, AttentionBatch, AttentionSpec, KVCache
 from octavo.contract.support import Support
@@ -149,22 +150,23 @@ class ReferenceAttention(AttentionBackend):
             span = tile.hidden.shape[1]
             q = query.new_zeros(TILE, *heads, spec.head_size, dtype=wide)
             q[tile.queries] = query[tile.tokens].reshape(-1, *heads, spec.head_size).to(wide)
-            k = query.new_zeros(spec.num_kv_heads, span, spec.head_size, dtype=wide)
-            k[:, tile.keys] = stored[0][tile.slots].transpose(0, 1).to(wide)
-            if spec.latent:
-                v = k[..., : spec.value_size]
-            else:
-                v = query.new_zeros(spec.num_kv_heads, span, spec.value_size, dtype=wide)
-                v[:, tile.keys] = stored[1][tile.slots].transpose(0, 1).to(wide)
+            k, *rest = (_gather(storage, tile, wide) for storage in stored)
+            v = rest[0] if rest else k[..., : spec.value_size]
             # [Hkv, group x TILE, D]: the query heads of one KV head are rows of one product.
             rows = q.permute(1, 2, 0, 3).flatten(1, 2)
-            scores = (torch.bmm(rows, k.transpose(1, 2)) * spec.scale).view(*heads, TILE, span)
+            scores = (torch.bmm(rows, k.permute(1, 2, 0)) * spec.scale).view(*heads, TILE, span)
             if spec.softcap is not None:
                 scores = spec.softcap * torch.tanh(scores / spec.softcap)
             scores = scores.masked_fill(tile.hidden, -torch.inf)
             weights = _softmax(scores, None if sinks is None else sinks.to(wide).view(*heads, 1, 1))
-            y = torch.bmm(weights.flatten(1, 2), v).view(*heads, TILE, spec.value_size)
+            y = torch.bmm(weights.flatten(1, 2), v.transpose(0, 1)).view(*heads, TILE, spec.value_size)
             out[tile.tokens] = y.permute(2, 0, 1, 3).flatten(1, 2)[tile.queries].to(out.dtype)
+
+
+def _gather(storage: torch.Tensor, tile: _Tile, dtype: torch.dtype) -> torch.Tensor:
+    """[span, num_kv_heads, size]: what the tile's queries see, zeros around it."""
+    seen = storage.index_select(0, tile.slots).to(dtype)
+    return F.pad(seen, (0, 0, 0, 0, tile.keys.start, tile.hidden.shape[1] - tile.keys.stop))
 
 
 def _first_visible(position: int, window: int | None) -> int:

@@ -236,18 +236,19 @@ def installed_entry_points(installed: Iterable[Distribution]) -> tuple[list[Entr
     problems: list[Problem] = []
     seen: set[str] = set()
     for distribution in installed:
+        if ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
+            continue  # before anything is parsed: there may be hundreds
+        name = str(distribution.metadata["Name"])
+        key = name.lower().replace("_", "-")
+        if key in seen:
+            continue
+        seen.add(key)
         try:
-            name, version = distribution.metadata["Name"], distribution.version
-            key = str(name).lower().replace("_", "-")
-            if key in seen:
-                continue
-            seen.add(key)
             found += [ep for ep in distribution.entry_points if ep.group == ENTRY_POINT_GROUP]
         except Exception as error:
-            text = distribution.read_text("entry_points.txt") or ""
-            if ENTRY_POINT_GROUP in text:
-                reason = f"its entry points cannot be read: {one_line(error)}"
-                problems.append(Problem(str(name), f"{name} {version}", "metadata", reason, traceback.format_exc()))
+            origin = f"{name} {distribution.metadata['Version']}"
+            reason = f"its entry points cannot be read: {one_line(error)}"
+            problems.append(Problem(name, origin, "metadata", reason, traceback.format_exc()))
     return found, problems
 
 
