@@ -40,7 +40,8 @@ def by_element(fn: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.
     whole registers and is too small to be split.
     """
     shape, count = inputs[0].shape, inputs[0].numel()
-    pieces = zip(*(F.pad(x.flatten(), (0, -count % LANES)).split(PIECE) for x in inputs), strict=True)
+    padded = [F.pad(x.flatten(), (0, -count % LANES)) for x in inputs]
+    pieces = zip(*(torch.split(x, PIECE) for x in padded), strict=True)
     return torch.cat([fn(*piece) for piece in pieces])[:count].view(shape)
 
 
