@@ -37,15 +37,27 @@ OCTAVO_INLINE int64_t head_elements(const octavo_attention& g) {
     return key_elements(g) + value_stride(g) * g.block_size;
 }
 
-// s[r][0 .. N * kLanes) = sum over d of q[r][d] * keys[n][d * stride ..], d ascending.
-template <int R, int N, class T>
-void score_block(const float* q, int64_t q_stride, int64_t head_size, const T* const* keys, int64_t stride, float* s,
-                 int64_t s_stride) {
+// Keys of a panel: token n * kLanes + i of dim d is vectors[n][d * stride + i]. Where `ahead` is given, what lies
+// there in the same way is fetched meanwhile.
+template <class T>
+struct KeyVectors {
+    const T* vectors[kVectors];
+    const T* ahead[kVectors];
+    int64_t stride;
+};
+
+// s[r][0 .. kPanel) = sum over d of q[r][d] * keys[..][d], d ascending.
+template <int R, bool Ahead, class T>
+void score_block(const float* q, int64_t q_stride, int64_t head_size, const KeyVectors<T>& keys, float* s) {
+    constexpr int N = kVectors;
     Floats sums[R][N] = {};
     for (int64_t d = 0; d < head_size; ++d) {
         Floats k[N];
 #pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) k[n] = load(keys[n] + d * stride);
+        for (int n = 0; n < N; ++n) {
+            k[n] = load(keys.vectors[n] + d * keys.stride);
+            if constexpr (Ahead) prefetch(keys.ahead[n], d * keys.stride);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const Floats x = splat(q[r * q_stride + d]);
@@ -56,31 +68,38 @@ void score_block(const float* q, int64_t q_stride, int64_t head_size, const T* c
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) store(s + r * s_stride + n * kLanes, sums[r][n]);
+        for (int n = 0; n < N; ++n) store(s + r * kChunk + n * kLanes, sums[r][n]);
     }
 }
 
-// Value rows of a chunk, as they lie: token t is row t % rows_per_block of blocks[t / rows_per_block].
+// Value rows of a chunk, as they lie: token t is row t % rows_per_block of blocks[t / rows_per_block]. The block
+// `ahead` further on is fetched meanwhile; 0: none is.
 template <class T>
 struct ValueRows {
     const T* const* blocks;
     int rows_per_block;
     int64_t stride;
+    int ahead;
 };
 
 // o[r][0 .. N * kLanes) = sum over t in [first, last) of p[r][t] * values[t][offset ..], t ascending.
-template <int R, int N, class T>
+template <int R, int N, bool Ahead, class T>
 void value_block(const float* p, const ValueRows<T>& values, int64_t offset, int first, int last, float* o,
                  int64_t o_stride) {
     Floats sums[R][N] = {};
     for (int t = first; t < last;) {
         const int block = t / values.rows_per_block;
-        const T* v = values.blocks[block] + (t - block * values.rows_per_block) * values.stride + offset;
+        int64_t at = (t - block * values.rows_per_block) * values.stride + offset;
+        const T* const v = values.blocks[block];
+        const T* const next = values.blocks[block + values.ahead];
         const int stop = smaller(last, (block + 1) * values.rows_per_block);
-        for (; t < stop; ++t, v += values.stride) {
+        for (; t < stop; ++t, at += values.stride) {
             Floats x[N];
 #pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) x[n] = load(v + n * kLanes);
+            for (int n = 0; n < N; ++n) {
+                x[n] = load(v + at + n * kLanes);
+                if constexpr (Ahead) prefetch(next, at + n * kLanes);
+            }
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const Floats w = splat(p[r * kChunk + t]);
@@ -96,42 +115,41 @@ void value_block(const float* p, const ValueRows<T>& values, int64_t offset, int
     }
 }
 
-template <int N, class T>
-void score_rows(int rows, const float* q, int64_t q_stride, int64_t head_size, const T* const* keys, int64_t stride,
-                float* s) {
+template <bool Ahead, class T>
+void score_rows(int rows, const float* q, int64_t q_stride, int64_t head_size, const KeyVectors<T>& keys, float* s) {
     switch (rows) {
-        case 1: return score_block<1, N>(q, q_stride, head_size, keys, stride, s, kChunk);
-        case 2: return score_block<2, N>(q, q_stride, head_size, keys, stride, s, kChunk);
-        case 3: return score_block<3, N>(q, q_stride, head_size, keys, stride, s, kChunk);
-        case 4: return score_block<4, N>(q, q_stride, head_size, keys, stride, s, kChunk);
-        case 5: return score_block<5, N>(q, q_stride, head_size, keys, stride, s, kChunk);
-        default: return score_block<6, N>(q, q_stride, head_size, keys, stride, s, kChunk);
+        case 1: return score_block<1, Ahead>(q, q_stride, head_size, keys, s);
+        case 2: return score_block<2, Ahead>(q, q_stride, head_size, keys, s);
+        case 3: return score_block<3, Ahead>(q, q_stride, head_size, keys, s);
+        case 4: return score_block<4, Ahead>(q, q_stride, head_size, keys, s);
+        case 5: return score_block<5, Ahead>(q, q_stride, head_size, keys, s);
+        default: return score_block<6, Ahead>(q, q_stride, head_size, keys, s);
     }
 }
 
-template <int N, class T>
+template <int N, bool Ahead, class T>
 void value_rows(int rows, const float* p, const ValueRows<T>& values, int64_t offset, int first, int last, float* o,
                 int64_t o_stride) {
     switch (rows) {
-        case 1: return value_block<1, N>(p, values, offset, first, last, o, o_stride);
-        case 2: return value_block<2, N>(p, values, offset, first, last, o, o_stride);
-        case 3: return value_block<3, N>(p, values, offset, first, last, o, o_stride);
-        case 4: return value_block<4, N>(p, values, offset, first, last, o, o_stride);
-        case 5: return value_block<5, N>(p, values, offset, first, last, o, o_stride);
-        default: return value_block<6, N>(p, values, offset, first, last, o, o_stride);
+        case 1: return value_block<1, N, Ahead>(p, values, offset, first, last, o, o_stride);
+        case 2: return value_block<2, N, Ahead>(p, values, offset, first, last, o, o_stride);
+        case 3: return value_block<3, N, Ahead>(p, values, offset, first, last, o, o_stride);
+        case 4: return value_block<4, N, Ahead>(p, values, offset, first, last, o, o_stride);
+        case 5: return value_block<5, N, Ahead>(p, values, offset, first, last, o, o_stride);
+        default: return value_block<6, N, Ahead>(p, values, offset, first, last, o, o_stride);
     }
 }
 
-template <class T>
+template <bool Ahead, class T>
 void value_columns(int vectors, int rows, const float* p, const ValueRows<T>& values, int64_t offset, int first,
                    int last, float* o, int64_t o_stride) {
     switch (vectors) {
-        case 1: return value_rows<1>(rows, p, values, offset, first, last, o, o_stride);
-        case 2: return value_rows<2>(rows, p, values, offset, first, last, o, o_stride);
+        case 1: return value_rows<1, Ahead>(rows, p, values, offset, first, last, o, o_stride);
 #if defined(__AVX512F__)
-        case 3: return value_rows<3>(rows, p, values, offset, first, last, o, o_stride);
+        case 2: return value_rows<2, Ahead>(rows, p, values, offset, first, last, o, o_stride);
+        case 3: return value_rows<3, Ahead>(rows, p, values, offset, first, last, o, o_stride);
 #endif
-        default: return value_rows<kVectors>(rows, p, values, offset, first, last, o, o_stride);
+        default: return value_rows<kVectors, Ahead>(rows, p, values, offset, first, last, o, o_stride);
     }
 }
 
@@ -244,23 +262,39 @@ OCTAVO_INLINE void soften_row(float* s, int first_vector, int last_vector, int l
 // A chunk's blocks as the cache holds them, and their unpacked forms.
 template <class T>
 struct ChunkBlocks {
-    const T* keys[kChunk / 8] = {};
-    const T* values[kChunk / 8] = {};
+    // Keys of the chunk, its values, and keys of the next: the order in which they are read.
+    const T* regions[3 * (kChunk / 8)] = {};
+    int num_blocks;
+    const T* const* keys = regions;
+    const T* const* values;
 
-    // Of positions [begin + first, begin + last); entries of the table before them may be stale and are not read.
+    // Of positions [begin + first, begin + last) of the tile's `end`; entries of the table before them may be
+    // stale and are not read.
     ChunkBlocks(const Attend& a, const TileView& view, int begin, int first, int last) {
         const octavo_attention& g = view.g;
-        const int home = begin / g.block_size;
-        for (int b = (begin + first) / g.block_size; b <= (begin + last - 1) / g.block_size; ++b) {
+        const int home = begin / g.block_size, end = (begin + last - 1) / g.block_size + 1;
+        num_blocks = end - home;
+        values = regions + num_blocks;
+        const auto block = [&](int b) {
             const int64_t index = int64_t(view.table[b]) * g.num_kv_heads + view.tile.kv_head;
-            const T* key = static_cast<const T*>(a.cache) + index * head_elements(g);
+            return static_cast<const T*>(a.cache) + index * head_elements(g);
+        };
+        for (int b = (begin + first) / g.block_size; b < end; ++b) {
+            const T* key = block(b);
             const T* value = key + key_elements(g);
             // A block may be several chunks long: point at this chunk's part of it.
             const int skipped = larger(0, begin - b * g.block_size);
-            keys[b - home] = key + (g.latent ? skipped * value_stride(g) : skipped);
-            values[b - home] = value + skipped * value_stride(g);
+            regions[b - home] = key + (g.latent ? skipped * value_stride(g) : skipped);
+            regions[num_blocks + b - home] = value + skipped * value_stride(g);
+        }
+        const int last_block = view.last_position() / g.block_size;
+        for (int b = end; b <= smaller(last_block, end + ahead(g) - 1); ++b) {
+            regions[2 * num_blocks + b - end] = block(b);
         }
     }
+
+    // Blocks between what is read and what is fetched for later.
+    static int ahead(const octavo_attention& g) { return larger(1, kPanel / g.block_size); }
 
     // keys[d * stride ..] of kLanes tokens from `token` on, where blocks hold whole vectors.
     const T* key_vector(const octavo_attention& g, int token) const {
@@ -329,15 +363,17 @@ void attend_chunk(const Attend& a, const TileView& view, int chunk, const Worksp
         }
     }
     for (int panel = first_vector / kVectors; panel * kVectors < last_vector; ++panel) {
-        const T* direct[kVectors] = {};
-        const float* unpacked[kVectors] = {};
+        KeyVectors<T> stored = {{}, {}, g.block_size};
+        KeyVectors<float> unpacked = {{}, {}, kPanel};
         for (int n = 0; n < kVectors; ++n) {
             // Past the end the last vector is computed again; nobody reads it.
             const int v = smaller(larger(panel * kVectors + n, first_vector), last_vector - 1);
             if (unpack) {
-                unpacked[n] = w.keys + panel * (int64_t(kPanel) * g.head_size) + v % kVectors * kLanes;
+                unpacked.vectors[n] = w.keys + panel * (int64_t(kPanel) * g.head_size) + v % kVectors * kLanes;
             } else {
-                direct[n] = blocks.key_vector(g, v * kLanes);
+                stored.vectors[n] = blocks.key_vector(g, v * kLanes);
+                const T* ahead = blocks.keys[v * kLanes / g.block_size + blocks.ahead(g)];
+                stored.ahead[n] = ahead ? ahead + v * kLanes % g.block_size : stored.vectors[n];
             }
         }
         for (int r = 0; r < view.rows; r += kRows) {
@@ -345,9 +381,9 @@ void attend_chunk(const Attend& a, const TileView& view, int chunk, const Worksp
             const float* q = w.query + r * q_stride;
             float* s = w.scores + r * kChunk + panel * kPanel;
             if (unpack) {
-                score_rows<kVectors>(rows, q, q_stride, g.head_size, unpacked, kPanel, s);
+                score_rows<false>(rows, q, q_stride, g.head_size, unpacked, s);
             } else {
-                score_rows<kVectors>(rows, q, q_stride, g.head_size, direct, g.block_size, s);
+                score_rows<true>(rows, q, q_stride, g.head_size, stored, s);
             }
         }
     }
@@ -369,11 +405,11 @@ void attend_chunk(const Attend& a, const TileView& view, int chunk, const Worksp
             const float* p = w.scores + r * kChunk;
             float* o = out + r * out_stride + d;
             if (unpack_values) {
-                value_columns(vectors, rows, p, ValueRows<float>{&panel, kChunk, kPanel}, 0, first, last, o,
-                              out_stride);
+                const ValueRows<float> unpacked = {&panel, kChunk, kPanel, 0};
+                value_columns<false>(vectors, rows, p, unpacked, 0, first, last, o, out_stride);
             } else {
-                value_columns(vectors, rows, p, ValueRows<T>{blocks.values, g.block_size, value_stride(g)}, d,
-                              first, last, o, out_stride);
+                const ValueRows<T> stored = {blocks.values, g.block_size, value_stride(g), blocks.ahead(g)};
+                value_columns<true>(vectors, rows, p, stored, d, first, last, o, out_stride);
             }
         }
     }

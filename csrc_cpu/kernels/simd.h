@@ -47,7 +47,15 @@ OCTAVO_INLINE A larger(A a, A b) {
 }
 OCTAVO_INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-OCTAVO_INLINE Floats splat(float x) { return Floats{} + x; }
+OCTAVO_INLINE Floats splat(float x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_set1_ps(x);
+#else
+    return Floats{x, x, x, x};
+#endif
+}
 OCTAVO_INLINE Ints splat(int32_t x) { return Ints{} + x; }
 OCTAVO_INLINE Words splat(uint32_t x) { return Words{} + x; }
 
@@ -114,16 +122,35 @@ OCTAVO_INLINE Shorts load_shorts(const void* p) {
     std::memcpy(&x, p, sizeof x);
     return x;
 }
-OCTAVO_INLINE Floats load(const BFloat16* p) {
-    return (Floats)(__builtin_convertvector(load_shorts(p), Words) << 16);
+// By instruction where there is one: gcc 12 converts wide vectors by halves.
+OCTAVO_INLINE Words widen(Shorts x) {
+#if defined(__AVX512F__)
+    return (Words)_mm512_cvtepu16_epi32((__m256i)x);
+#elif defined(__AVX2__)
+    return (Words)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+    return __builtin_convertvector(x, Words);
+#endif
 }
+OCTAVO_INLINE Shorts narrow(Words x) {
+#if defined(__AVX512F__)
+    return (Shorts)_mm512_cvtepi32_epi16((__m512i)x);
+#elif defined(__AVX2__)
+    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)x, (__m256i)x), 0xd8);
+    return (Shorts)_mm256_castsi256_si128(pairs);
+#else
+    return __builtin_convertvector(x, Shorts);
+#endif
+}
+
+OCTAVO_INLINE Floats load(const BFloat16* p) { return (Floats)(widen(load_shorts(p)) << 16); }
 OCTAVO_INLINE Floats load(const Float16* p) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_cvtph_ps((__m256i)load_shorts(p));
 #elif defined(__AVX2__)
     return (Floats)_mm256_cvtph_ps((__m128i)load_shorts(p));
 #else
-    const Words half = __builtin_convertvector(load_shorts(p), Words);
+    const Words half = widen(load_shorts(p));
     // The exponent moves by 112, which the product does exactly, subnormals included.
     Words x = (Words)((Floats)((half & 0x7fffu) << 13) * 0x1p112f);
     x = (half & 0x7fffu) >= 0x7c00u ? (x | 0x7f800000u) : x;
@@ -131,12 +158,18 @@ OCTAVO_INLINE Floats load(const Float16* p) {
 #endif
 }
 
+// Of an address that need not be valid.
+template <class T>
+OCTAVO_INLINE void prefetch(const T* p, int64_t offset) {
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + uintptr_t(offset) * sizeof(T)));
+}
+
 OCTAVO_INLINE void store(float* p, Floats x) { std::memcpy(p, &x, sizeof x); }
 OCTAVO_INLINE void store(BFloat16* p, Floats x) {
     const Words bits = (Words)x;
     Words rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     rounded = (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16 | 0x40u) : rounded;
-    const Shorts y = __builtin_convertvector(rounded, Shorts);
+    const Shorts y = narrow(rounded);
     std::memcpy(p, &y, sizeof y);
 }
 OCTAVO_INLINE void store(Float16* p, Floats x) {
@@ -152,7 +185,7 @@ OCTAVO_INLINE void store(Float16* p, Floats x) {
     Words bits = size < 0x38800000u ? small : normal;
     bits = size >= 0x477ff000u ? splat(0x7c00u) : bits;
     bits = size > 0x7f800000u ? splat(0x7e00u) : bits;
-    const Shorts y = __builtin_convertvector(bits | sign >> 16, Shorts);
+    const Shorts y = narrow(bits | sign >> 16);
 #endif
     std::memcpy(p, &y, sizeof y);
 }
