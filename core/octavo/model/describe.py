@@ -1,8 +1,9 @@
 """What a model is, from its files' headers and configs, before any weight is read."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from octavo.model.checkpoint import Checkpoint, SafetensorsCheckpoint, read_json
 from octavo.model.config import ConfigView
 from octavo.model.families import FAMILIES, Family
 from octavo.model.files import ModelFiles
-from octavo.model.gguf import GGUF_IGNORED, GGUF_NAMES, GGUFCheckpoint
+from octavo.model.gguf import GGUF_IGNORED, GGUF_NAMES, PERMUTED, GGUFCheckpoint
 from octavo.model.gguf_config import gguf_config
 from octavo.model.names import NameTable
 from octavo.model.slots import slots
@@ -183,20 +184,25 @@ def _positive(c: ConfigView, key: str, path: Path) -> int:
 
 
 def _build(family: Family, c: ConfigView, max_model_len: int, path: Path) -> DecoderSpec:
-    try:
+    with _foreign_values(path, family.model_type):
         spec = family.build(c, max_model_len)
         for slot in slots(spec):
             if not all(isinstance(n, int) and n > 0 for n in slot.shape):
                 raise ValueError(f"{slot.name} would have shape {list(slot.shape)}")
         return spec
+
+
+@contextmanager
+def _foreign_values(path: Path, model: str) -> Iterator[None]:
+    """Configs are somebody else's data: values of the wrong type or range surface wherever they are used."""
+    try:
+        yield
     except ModelError as error:
         text = str(error)
         raise type(error)(text if text.startswith(str(path)) else f"{path}: {text}") from error
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        # The config is somebody else's data: values of the wrong type or range surface wherever they are used.
-        raise ModelError(
-            f"{path}: values that make no {family.model_type} model ({type(error).__name__}: {error})"
-        ) from error
+        what = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{path}: values that make no {model} model ({what})") from error
 
 
 def _token_ids(value: Any, path: Path) -> frozenset[int]:
@@ -211,18 +217,14 @@ def _token_ids(value: Any, path: Path) -> frozenset[int]:
 
 def _describe_gguf(files: ModelFiles, max_model_len: int | None) -> ModelDescription:
     file = GGUFFile(files.path)
-    architecture = file.metadata.get("general.architecture")
-    by_gguf = {family.gguf: family for family in FAMILIES.values() if family.gguf}
-    if architecture not in by_gguf:
-        known = ", ".join(sorted(name for name in by_gguf if name))
-        raise UnsupportedError(f"{files.path}: architecture {architecture!r} is not supported, supported are {known}")
-    family = by_gguf[architecture]
+    with _foreign_values(files.path, "GGUF"):
+        family, config = gguf_config(file)
     checkpoint = GGUFCheckpoint(file)
-    c = ConfigView(gguf_config(file, family), str(files.path), family.defaults)
+    c = ConfigView(config, str(files.path), family.defaults, family.aliases)
     max_position = _positive(c, "max_position_embeddings", files.path)
     spec = _build(family, c, max_model_len or max_position, files.path)
-    names = NameTable({**GGUF_NAMES, **family.gguf_names}, GGUF_IGNORED)
-    spec = replace(spec, tied_embeddings="output.weight" not in file.tensors)
+    permuted = family.gguf is not None and family.gguf.permuted
+    names = NameTable({**GGUF_NAMES, **(PERMUTED if permuted else {})}, GGUF_IGNORED)
     plan_weights(spec, names, checkpoint)
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ends = (file.metadata.get(f"tokenizer.ggml.{key}") for key in keys)

@@ -17,7 +17,7 @@ from octavo.errors import UnsupportedError
 from octavo.gguf_file import GGUFFile
 from octavo.model.checkpoint import Checkpoint
 
-__all__ = ["GGUF_NAMES", "GGUF_TYPES", "PERMUTED_QK", "GGUFCheckpoint", "dequantize"]
+__all__ = ["GGUF_IGNORED", "GGUF_NAMES", "GGUF_TYPES", "PERMUTED", "GGUFCheckpoint", "dequantize"]
 
 Type = GGMLQuantizationType
 Bytes = npt.NDArray[np.uint8]
@@ -60,9 +60,10 @@ GGUF_NAMES: Mapping[str, str] = {
     "shared.down": "ffn_down_shexp",
     "shared.gate": "ffn_gate_inp_shexp",
 }
-# Llama's converter and its heirs' put the two halves of each rotated pair side by side.
-PERMUTED_QK = {"attn.qkv": "attn_q:rope_halves attn_k:rope_halves attn_v"}
-GGUF_IGNORED = (r"rope_freqs\.weight", r"rope_factors_(long|short)\.weight", r".*\.rope_freqs\.weight")
+# Llama's converter and its heirs' put the two dims of each rotated pair side by side.
+PERMUTED: Mapping[str, str] = {"attn.qkv": "attn_q:rope_halves attn_k:rope_halves attn_v"}
+# Read with the config: tables of rope scaling. Not read: layers that draft the tokens after the next.
+GGUF_IGNORED = (r"(.*\.)?rope_freqs\.weight", r"(.*\.)?rope_factors_(long|short)\.weight", r"blk\.{num_layers}\..*")
 
 
 def _q4_0(blocks: Bytes, out: Floats) -> None:
@@ -106,7 +107,9 @@ _FAST: Mapping[Type, Callable[[Bytes, Floats], None]] = {
     Type.Q4_1: _q4_1,
     Type.Q8_0: _q8_0,
 }
-_SLOW = frozenset({Type.Q5_0, Type.Q5_1, Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL})
+_PACKAGE = """Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS
+TQ1_0 TQ2_0 MXFP4"""
+_SLOW = frozenset(kind for kind in Type if kind.name in _PACKAGE.split())  # older packages lack the latest
 GGUF_TYPES = frozenset(_FAST) | _SLOW  # that are read
 _FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 

@@ -10,7 +10,7 @@ from octavo.errors import ModelError, UnsupportedError
 from octavo.model.config import ConfigView
 from octavo.model.families.rope import FULL, SLIDING, rope
 
-__all__ = ["FULL", "LLAMA", "SLIDING", "Family", "activation", "edit", "llama", "rms", "sliding_pattern"]
+__all__ = ["FULL", "GGUF", "LLAMA", "SLIDING", "Family", "activation", "edit", "llama", "rms", "sliding_pattern"]
 
 LLAMA: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
@@ -32,6 +32,25 @@ LLAMA: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
+class GGUF:
+    """How GGUF files hold a family.
+
+    Attributes:
+        architecture: what they call it.
+        mark: a metadata key, less the architecture, that tells it from others of the same architecture; "" for the
+            one that is meant where no mark is there.
+        permuted: their queries and keys rotate by neighbours, as Llama's converter and its heirs' write them.
+        fixed: config values that such files do not have, from those that they do.
+
+    """
+
+    architecture: str
+    mark: str = ""
+    permuted: bool = False
+    fixed: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
+
+
+@dataclass(frozen=True)
 class Family:
     """One model type of Hugging Face configs.
 
@@ -42,8 +61,7 @@ class Family:
         defaults: what the config class fills in where config.json omits a key.
         aliases: key to this family's spelling of it.
         ignored: regular expressions of tensors that no program reads; {num_layers} stands for their number.
-        gguf: what GGUF files call this architecture; None: they do not have it.
-        gguf_names: entries that differ from `gguf.GGUF_NAMES`.
+        gguf: how GGUF files hold it; None: they do not, or in a way that is not read.
 
     """
 
@@ -53,8 +71,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    gguf: str | None = None
-    gguf_names: Mapping[str, str] = field(default_factory=dict)
+    gguf: GGUF | None = None
 
 
 def rms(c: ConfigView, weight_offset: float = 0.0) -> Norm:

@@ -2,9 +2,8 @@
 
 from octavo.contract import DecoderSpec, Norm, QKNorm
 from octavo.model.config import ConfigView
-from octavo.model.families.base import FULL, LLAMA, SLIDING, Family, edit, llama, rms, sliding_pattern
+from octavo.model.families.base import FULL, GGUF, LLAMA, SLIDING, Family, edit, llama, rms, sliding_pattern
 from octavo.model.families.llama import PACKED, qwen2
-from octavo.model.gguf import PERMUTED_QK
 
 __all__ = ["FAMILIES", "POST", "granite", "qwen3"]
 
@@ -99,7 +98,7 @@ def starcoder2(c: ConfigView, max_model_len: int) -> DecoderSpec:
 
 
 def nemotron(c: ConfigView, max_model_len: int) -> DecoderSpec:
-    return llama(c, max_model_len, norm=Norm(c.norm_eps, "layer", weight_offset=1.0), gated=False)
+    return llama(c, max_model_len, norm=Norm(c.norm_eps, "layer", c.norm_weight_offset), gated=False)
 
 
 WINDOW = {"sliding_window": 4096}
@@ -120,11 +119,19 @@ PHI_NAMES = {
 GLM4_NAMES = {**PACKED, "attn_post": "post_self_attn_layernorm", "mlp_post": "post_mlp_layernorm"}
 
 FAMILIES = (
-    Family("qwen3", qwen3, defaults={**WINDOW, "max_window_layers": 28, "head_dim": 128}, gguf="qwen3"),
-    Family("granite", granite, defaults=MULTIPLIERS, gguf="granite", gguf_names=PERMUTED_QK),
-    Family("olmo2", olmo2, POST, {"rms_norm_eps": 1e-5}, gguf="olmo2"),
-    Family("olmo3", olmo3, POST, {**WINDOW, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "rope_local_base_freq": 5e5}),
-    Family("exaone4", exaone4, POST, {**WINDOW, "rms_norm_eps": 1e-5, "sliding_window_pattern": 4}, gguf="exaone4"),
+    Family("qwen3", qwen3, defaults={**WINDOW, "max_window_layers": 28, "head_dim": 128}, gguf=GGUF("qwen3")),
+    Family("granite", granite, defaults=MULTIPLIERS, gguf=GGUF("granite", permuted=True)),
+    Family("olmo2", olmo2, POST, {"rms_norm_eps": 1e-5}, gguf=GGUF("olmo2")),
+    Family(
+        "olmo3",
+        olmo3,
+        POST,
+        {**WINDOW, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "rope_local_base_freq": 5e5},
+        gguf=GGUF("olmo2", mark="attention.sliding_window"),
+    ),
+    Family(
+        "exaone4", exaone4, POST, {**WINDOW, "rms_norm_eps": 1e-5, "sliding_window_pattern": 4}, gguf=GGUF("exaone4")
+    ),
     Family(
         "smollm3",
         smollm3,
@@ -134,15 +141,20 @@ FAMILIES = (
             "num_key_value_heads": 4,
             "tie_word_embeddings": True,
         },
-        gguf="smollm3",
-        gguf_names=PERMUTED_QK,
+        gguf=GGUF("smollm3", permuted=True),
     ),
-    Family("glm4", glm4, GLM4_NAMES, {"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-07}),
+    Family(
+        "glm4",
+        glm4,
+        GLM4_NAMES,
+        {"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-07},
+        gguf=GGUF("glm4"),
+    ),
     Family(
         "ernie4_5",
         ernie4_5,
         defaults={"rope_theta": 5e5, "rms_norm_eps": 1e-5, "head_dim": 128, "tie_word_embeddings": True},
-        gguf="ernie4_5",
+        gguf=GGUF("ernie4_5"),
     ),
     Family(
         "cohere2",
@@ -154,21 +166,21 @@ FAMILIES = (
             "sliding_window_pattern": 4,
             "tie_word_embeddings": True,
         },
-        gguf="cohere2",
+        gguf=GGUF("cohere2"),
     ),
     Family(
         "stablelm",
         stablelm,
         STABLELM_NAMES,
         {"layer_norm_eps": 1e-5, "use_parallel_residual": False, "qk_layernorm": False, "partial_rotary_factor": 0.25},
-        gguf="stablelm",
+        gguf=GGUF("stablelm", fixed=lambda config: {"use_parallel_residual": not config["has_mlp_norm"]}),
     ),
     Family(
         "phi",
         phi,
         PHI_NAMES,
         {"layer_norm_eps": 1e-5, "qk_layernorm": False, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"},
-        gguf="phi2",
+        gguf=GGUF("phi2"),
     ),
     Family(
         "starcoder2",
@@ -180,13 +192,13 @@ FAMILIES = (
             "num_key_value_heads": 2,
             "tie_word_embeddings": True,
         },
-        gguf="starcoder2",
+        gguf=GGUF("starcoder2"),
     ),
     Family(
         "nemotron",
         nemotron,
         {**LLAMA, "mlp.up": "mlp.up_proj"},
-        {"norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5},
-        gguf="nemotron",
+        {"norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5, "norm_weight_offset": 1.0},
+        gguf=GGUF("nemotron", fixed=lambda config: {"norm_weight_offset": 0.0}),  # they store whole norms
     ),
 )

@@ -1,12 +1,13 @@
 """Mixtures of experts, and DeepSeek's latent attention with them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from octavo.contract import DecoderSpec, ExpertGroups, LatentAttention, Mlp, Moe, Norm, QKNorm, SharedExpert
 from octavo.errors import UnsupportedError
 from octavo.model.config import ConfigView
-from octavo.model.families.base import FULL, LLAMA, SLIDING, Family, activation, edit, llama, rms, sliding_pattern
+from octavo.model.families.base import FULL, GGUF, LLAMA, SLIDING, Family, activation, edit, llama, rms, sliding_pattern
 from octavo.model.families.dense import MULTIPLIERS, granite
 from octavo.model.families.rope import rope, rope_parameters, yarn_gain
 
@@ -199,19 +200,55 @@ GPT_OSS = {
     "rms_norm_eps": 1e-5,
 }
 
+
+def gpt_oss_gguf(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Such files do not say that yarn's range is not rounded, and count the width of an expert apart."""
+    return {
+        "intermediate_size": config["moe_intermediate_size"],
+        "rope_parameters": {**config["rope_parameters"], "truncate": False},
+    }
+
+
 FAMILIES = (
-    Family("mixtral", mixtral, MIXTRAL_NAMES, {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8}),
-    Family("granitemoe", granitemoe, GRANITE_NAMES, {**MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 2}),
+    Family(
+        "mixtral",
+        mixtral,
+        MIXTRAL_NAMES,
+        {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
+        gguf=GGUF("llama", mark="expert_count", permuted=True),
+    ),
+    Family(
+        "granitemoe",
+        granitemoe,
+        GRANITE_NAMES,
+        {**MULTIPLIERS, "num_local_experts": 8, "num_experts_per_tok": 2},
+        gguf=GGUF("granitemoe", permuted=True),
+    ),
     Family(
         "minimax_m2",
         minimax_m2,
         MINIMAX_NAMES,
         {"rope_theta": 5e6, "head_dim": 128, "num_key_value_heads": 8},
+        gguf=GGUF("minimax-m2"),
     ),
-    Family("olmoe", olmoe, defaults={"norm_topk_prob": False, "rms_norm_eps": 1e-5}),
-    Family("qwen3_moe", qwen3_moe, LLAMA, {**QWEN, "num_key_value_heads": 4}, {"num_experts": "num_local_experts"}),
-    Family("qwen2_moe", qwen2_moe, QWEN2_NAMES, {**QWEN, "max_window_layers": 28}),
-    Family("gpt_oss", gpt_oss, GPT_OSS_NAMES, GPT_OSS),
-    Family("glm4_moe", glm4_moe, GLM_NAMES, GLM, ignored=NEXT_TOKENS),
+    Family("olmoe", olmoe, defaults={"norm_topk_prob": False, "rms_norm_eps": 1e-5}, gguf=GGUF("olmoe")),
+    Family(
+        "qwen3_moe",
+        qwen3_moe,
+        LLAMA,
+        {**QWEN, "num_key_value_heads": 4},
+        {"num_experts": "num_local_experts"},
+        gguf=GGUF("qwen3moe", fixed=lambda config: {"norm_topk_prob": True}),
+    ),
+    Family("qwen2_moe", qwen2_moe, QWEN2_NAMES, {**QWEN, "max_window_layers": 28}, gguf=GGUF("qwen2moe")),
+    Family("gpt_oss", gpt_oss, GPT_OSS_NAMES, GPT_OSS, gguf=GGUF("gpt-oss", fixed=gpt_oss_gguf)),
+    Family(
+        "glm4_moe",
+        glm4_moe,
+        GLM_NAMES,
+        GLM,
+        ignored=NEXT_TOKENS,
+        gguf=GGUF("glm4moe", fixed=lambda config: {"use_qk_norm": config["qk_layernorm"]}),
+    ),
     Family("deepseek_v3", deepseek_v3, DEEPSEEK_NAMES, DEEPSEEK, ignored=NEXT_TOKENS),
 )

@@ -1,8 +1,11 @@
 """Gemma: norms around each branch that store their weights less 1, scaled embeddings, soft caps."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from octavo.contract import DecoderSpec, QKNorm
 from octavo.model.config import ConfigView
-from octavo.model.families.base import Family, edit, llama, rms, sliding_pattern
+from octavo.model.families.base import GGUF, Family, edit, llama, rms, sliding_pattern
 from octavo.model.families.dense import POST
 
 __all__ = ["FAMILIES"]
@@ -32,13 +35,27 @@ DEFAULTS = {
     "head_dim": 256,
     "num_key_value_heads": 4,
     "hidden_activation": "gelu_pytorch_tanh",
-    "norm_weight_offset": 1.0,  # no key of any config: a GGUF file sets it to 0, its norms are stored whole
+    "norm_weight_offset": 1.0,
     "tie_word_embeddings": True,
 }
 CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 GEMMA3 = {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
 
+
+def gguf_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Such files store whole norms, and leave the score's scale to the reader: the 27 billion ones have their own."""
+    by_width = config["num_hidden_layers"] in (46, 62)
+    scalar = config["hidden_size"] // config["num_attention_heads"] if by_width else config["head_dim"]
+    return {"norm_weight_offset": 0.0, "query_pre_attn_scalar": scalar}
+
+
 FAMILIES = (
-    Family("gemma2", gemma2, SANDWICH, {**DEFAULTS, **CAPS, "sliding_window_pattern": 2}, gguf="gemma2"),
-    Family("gemma3_text", gemma3, SANDWICH, {**DEFAULTS, **GEMMA3}, gguf="gemma3"),
+    Family(
+        "gemma2",
+        gemma2,
+        SANDWICH,
+        {**DEFAULTS, **CAPS, "sliding_window_pattern": 2},
+        gguf=GGUF("gemma2", fixed=gguf_values),
+    ),
+    Family("gemma3_text", gemma3, SANDWICH, {**DEFAULTS, **GEMMA3}, gguf=GGUF("gemma3", fixed=gguf_values)),
 )

@@ -3,7 +3,7 @@
 from octavo.contract import DecoderSpec, LearnedPositions, Norm
 from octavo.errors import UnsupportedError
 from octavo.model.config import ConfigView
-from octavo.model.families.base import Family, edit, llama
+from octavo.model.families.base import GGUF, Family, edit, llama
 
 __all__ = ["FAMILIES"]
 
@@ -75,8 +75,7 @@ FAMILIES = (
         {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "use_parallel_residual": True, "partial_rotary_factor": 0.25},
         {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
         ignored=(r".*\.attention\.(masked_)?bias",),
-        gguf="gptneox",
-        gguf_names={"attn.qkv": "attn_qkv"},
+        gguf=GGUF("gptneox"),
     ),
     Family(
         "gpt2",
@@ -98,7 +97,7 @@ FAMILIES = (
             "hidden_act": "activation_function",
         },
         ignored=(r"(.*\.)?attn\.(masked_)?bias",),
-        gguf="gpt2",
+        gguf=GGUF("gpt2"),
     ),
     Family(
         "opt",

@@ -2,8 +2,7 @@
 
 from octavo.contract import DecoderSpec
 from octavo.model.config import ConfigView
-from octavo.model.families.base import FULL, LLAMA, SLIDING, Family, llama
-from octavo.model.gguf import PERMUTED_QK
+from octavo.model.families.base import FULL, GGUF, LLAMA, SLIDING, Family, llama
 
 __all__ = ["FAMILIES", "PACKED", "plain_llama", "qwen2"]
 
@@ -25,8 +24,8 @@ def qwen2(c: ConfigView, max_model_len: int) -> DecoderSpec:
 
 
 FAMILIES = (
-    Family("llama", plain_llama, gguf="llama", gguf_names=PERMUTED_QK),
+    Family("llama", plain_llama, gguf=GGUF("llama", permuted=True)),
     Family("mistral", plain_llama, defaults={"sliding_window": 4096, "num_key_value_heads": 8}),
-    Family("qwen2", qwen2, defaults={"sliding_window": 4096, "max_window_layers": 28}, gguf="qwen2"),
-    Family("phi3", plain_llama, PACKED, {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}, gguf="phi3"),
+    Family("qwen2", qwen2, defaults={"sliding_window": 4096, "max_window_layers": 28}, gguf=GGUF("qwen2")),
+    Family("phi3", plain_llama, PACKED, {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}, gguf=GGUF("phi3")),
 )
