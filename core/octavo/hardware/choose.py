@@ -46,7 +46,7 @@ def choose(registry: Registry, name: str | None = None) -> Choice:
     # A platform of negative priority serves only who names it.
     able = [info for info in registry.platforms.values() if info.available and info.priority >= 0]
     if not able:
-        raise PlatformError(f"no platform can serve here:\n{_probed(registry)}")
+        raise PlatformError(f"no platform can serve here: {_probed(registry)}")
     ranks = {info.name: (info.priority, not registry.plugin_of(info.name).in_tree) for info in able}
     best = max(ranks.values())
     first = [info for info in able if ranks[info.name] == best]
@@ -100,10 +100,10 @@ def _refuse_problems(registry: Registry, name: str | None, num_known: int = 0) -
         for problem in registry.problems[num_known:]:
             logger.warning("%s; going on, since platform %r was named", problem, name)
         return
-    broken = "\n".join(f"  {problem}" for problem in registry.problems)
+    broken = "; ".join(map(str, registry.problems))
     raise PlatformError(
-        f"a plugin is installed but broken, and no platform was named:\n{broken}\n"
-        f"mend or uninstall it, or set platform to one that serves ({_names(registry)}); `octavo info --debug` has more"
+        f"a plugin is installed but broken, and no platform was named: {broken}. "
+        f"Mend or uninstall it, or set platform to one that serves ({_names(registry)}); `octavo info --debug` has more"
     )
 
 
@@ -112,7 +112,7 @@ def _named(registry: Registry, name: str) -> PlatformInfo:
     if info is None:
         close = difflib.get_close_matches(name, registry.platforms, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise PlatformError(f"unknown platform {name!r}; {hint}probed were:\n{_probed(registry)}")
+        raise PlatformError(f"unknown platform {name!r}; {hint}probed were: {_probed(registry)}")
     if not info.available:
         raise PlatformError(f"platform {name!r} cannot serve here: {info.reason}")
     return info
@@ -131,10 +131,9 @@ def _names(registry: Registry) -> str:
 
 
 def _probed(registry: Registry) -> str:
-    """Each platform and broken plugin, a line each."""
-    lines = [
-        f"  {info.name}: {'available' if info.available else 'not available'}, {info.reason}"
+    """Each platform and broken plugin, and what is the matter with it."""
+    found = [
+        f"{info.name} ({'available' if info.available else 'not available'}: {info.reason})"
         for info in registry.platforms.values()
     ]
-    lines += [f"  {problem}" for problem in registry.problems]
-    return "\n".join(lines) or "  nothing: no installed distribution brings a platform plugin"
+    return "; ".join([*found, *map(str, registry.problems)]) or "no installed distribution brings a platform plugin"
