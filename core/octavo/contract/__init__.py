@@ -7,7 +7,6 @@ from octavo.contract.ops import (
     TIERS,
     ActAndMul,
     Activation,
-    AddedTrait,
     Embedding,
     FusedAddRMSNorm,
     LayerNorm,
@@ -20,7 +19,6 @@ from octavo.contract.ops import (
     Tier,
 )
 from octavo.contract.platform import (
-    API_VERSION,
     Capabilities,
     CompileRequest,
     MemoryInfo,
@@ -43,6 +41,7 @@ from octavo.contract.spec import (
     SharedExpert,
 )
 from octavo.contract.support import Support
+from octavo.contract.version import API_VERSION, AddedField
 from octavo.errors import PlatformError
 
 __all__ = [
@@ -52,7 +51,7 @@ __all__ = [
     "TIERS",
     "ActAndMul",
     "Activation",
-    "AddedTrait",
+    "AddedField",
     "Attention",
     "AttentionBackend",
     "AttentionBatch",

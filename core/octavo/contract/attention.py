@@ -10,13 +10,14 @@ block_size + offset. Tokens of a row are contiguous, rows stand one after anothe
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from octavo.contract.support import Support
+from octavo.contract.version import AddedField, minor_for
 
 __all__ = ["AttentionBackend", "AttentionBatch", "AttentionSpec", "KVCache"]
 
@@ -56,6 +57,13 @@ class AttentionSpec:
     softcap: float | None = None
     sinks: bool = False
     latent: bool = False
+
+    added: ClassVar[tuple[AddedField, ...]] = ()  # fields that came after the first version
+
+    @property
+    def minor(self) -> int:
+        """The first minor version of the contract that knows everything the spec asks for."""
+        return minor_for(self.added, lambda field: getattr(self, field.name))
 
 
 @dataclass
@@ -117,6 +125,7 @@ class AttentionBackend(ABC):
     """
 
     name: str
+    api_minor: int = 0  # the contract's minor version it was written for
 
     @abstractmethod
     def supports(self, spec: AttentionSpec) -> Support:

@@ -20,7 +20,11 @@ hookimpl = pluggy.HookimplMarker("octavo")
 
 
 class HookSpecs:
-    """Every hook; each implementation returns a list, and may take fewer arguments."""
+    """Every hook; each implementation returns a list, and may take fewer arguments.
+
+    A plugin written for a later minor version marks a hook that older cores lack with
+    `@hookimpl(optionalhook=True)`; a core that does not know it passes it over.
+    """
 
     @hookspec
     def octavo_platforms(self) -> list[PlatformInfo]:

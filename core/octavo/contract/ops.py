@@ -18,13 +18,13 @@ import msgspec
 import torch
 
 from octavo.contract.support import Support
+from octavo.contract.version import AddedField, minor_for
 
 __all__ = [
     "OPS",
     "TIERS",
     "ActAndMul",
     "Activation",
-    "AddedTrait",
     "Embedding",
     "FusedAddRMSNorm",
     "LayerNorm",
@@ -120,15 +120,6 @@ class Embedding(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class AddedTrait:
-    """A trait that a later minor version added: implementations written before it never see another value."""
-
-    name: str
-    minor: int
-    default: int | float | bool | str
-
-
-@dataclass(frozen=True)
 class OpDefinition:
     """One op of the contract.
 
@@ -143,12 +134,11 @@ class OpDefinition:
     name: str
     args: type[msgspec.Struct]
     traits: tuple[str, ...] = ()
-    added: tuple[AddedTrait, ...] = ()
+    added: tuple[AddedField, ...] = ()
 
     def minor_for(self, signature: "OpSignature") -> int:
         """The first minor version of the contract that knows everything the call uses."""
-        used = (a.minor for a in self.added if signature.trait(a.name, a.default) != a.default)
-        return max(used, default=0)
+        return minor_for(self.added, lambda field: signature.trait(field.name, field.default))
 
 
 OPS: dict[str, OpDefinition] = {

@@ -13,9 +13,7 @@ from octavo.contract.ops import OpImpl
 from octavo.contract.program import Program
 from octavo.contract.spec import DecoderSpec
 
-__all__ = ["API_VERSION", "Capabilities", "CompileRequest", "MemoryInfo", "Platform", "PlatformInfo"]
-
-API_VERSION: tuple[int, int] = (0, 9)  # (major, minor) of this contract
+__all__ = ["Capabilities", "CompileRequest", "MemoryInfo", "Platform", "PlatformInfo"]
 
 
 @dataclass(frozen=True)

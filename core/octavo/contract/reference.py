@@ -4,6 +4,7 @@ Every faster implementation is tested against these, run in float32 or float64.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from octavo.contract.ops import (
     RotaryEmbedding,
 )
 from octavo.contract.support import Support
+from octavo.contract.version import API_VERSION
 
 __all__ = ["ACTIVATIONS", "GATED_ACTIVATIONS", "by_element", "reference_ops"]
 
@@ -150,10 +152,10 @@ def reference_ops() -> list[OpImpl]:
     tiles = Support.no("torch's matrix product picks its tiling by the number of rows")
 
     def impl(fn: Callable[..., object], row_invariant: Support) -> OpImpl:
-        return OpImpl(fn.__name__, "torch", "reference", fn, row_invariant=row_invariant)
+        return OpImpl(fn.__name__, "torch", "reference", fn, row_invariant=row_invariant, api_minor=API_VERSION[1])
 
     return [
         *(impl(fn, summed) for fn in (rms_norm, fused_add_rms_norm, layer_norm)),
         *(impl(fn, alone) for fn in (rotary_embedding, activation, act_and_mul, embedding)),
-        OpImpl("linear", "torch", "reference", linear, _dense_only, row_invariant=tiles),
+        replace(impl(linear, tiles), supports=_dense_only),
     ]

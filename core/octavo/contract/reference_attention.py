@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from octavo.contract.attention import AttentionBackend, AttentionBatch, AttentionSpec, KVCache
 from octavo.contract.support import Support
+from octavo.contract.version import API_VERSION
 
 __all__ = ["ReferenceAttention"]
 
@@ -60,6 +61,7 @@ class ReferenceAttention(AttentionBackend):
     """
 
     name = "torch"
+    api_minor = API_VERSION[1]
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

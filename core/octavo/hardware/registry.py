@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from octavo.contract import ENTRY_POINT_GROUP, OPS, Capabilities, HookSpecs, OpImpl, PlatformInfo
-from octavo.contract.platform import API_VERSION
+from octavo.contract.version import API_VERSION
 from octavo.hardware.watchdog import Watchdog
 
 __all__ = ["Plugin", "Problem", "Registry", "discover", "installed_entry_points"]

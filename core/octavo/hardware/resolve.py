@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from octavo.contract import OPS, TIERS, AttentionBackend, AttentionSpec, OpImpl, OpSignature, Platform, Support, Tier
-from octavo.contract.platform import API_VERSION
 from octavo.contract.reference import reference_ops
 from octavo.contract.reference_attention import ReferenceAttention
+from octavo.contract.version import API_VERSION
 from octavo.errors import PlatformError, UnsupportedError
 
 __all__ = ["Manifest", "ManifestRow", "OpResolver", "ResolvedOp", "Skipped"]
@@ -126,7 +126,7 @@ class OpResolver:
         minor = OPS[signature.op].minor_for(signature)
         skipped: list[Skipped] = []
         for impl in self._ops[signature.op]:
-            answer = _ask(impl.supports, signature) if impl.api_minor >= minor else _too_old(impl, minor)
+            answer = _ask(impl.supports, signature) if impl.api_minor >= minor else _too_old(impl.api_minor, minor)
             if answer:
                 self._refuse_fallback(str(signature), impl.provider, impl.tier, skipped)
                 resolved = ResolvedOp(impl.fn, impl, tuple(skipped))
@@ -149,7 +149,8 @@ class OpResolver:
         skipped: list[Skipped] = []
         for backend in self._backends:
             tier: Tier = "reference" if type(backend) is ReferenceAttention else "native"
-            answer = _ask(backend.supports, spec)
+            minor = spec.minor
+            answer = _ask(backend.supports, spec) if backend.api_minor >= minor else _too_old(backend.api_minor, minor)
             if answer:
                 self._refuse_fallback(call, backend.name, tier, skipped)
                 row = ManifestRow(call, backend.name, tier, "", backend.row_invariant, False, tuple(skipped))
@@ -197,9 +198,9 @@ class OpResolver:
         return UnsupportedError(f"nothing on platform {self._platform_name} serves {call}: {reasons}")
 
 
-def _too_old(impl: OpImpl, minor: int) -> Support:
+def _too_old(written_for: int, needed: int) -> Support:
     major = API_VERSION[0]
-    return Support.no(f"written for contract {major}.{impl.api_minor}, the call uses what {major}.{minor} added")
+    return Support.no(f"written for contract {major}.{written_for}, the call uses what {major}.{needed} added")
 
 
 def _ask(supports: Callable[[_Asked], Support], call: _Asked) -> Support:

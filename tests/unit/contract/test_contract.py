@@ -20,7 +20,7 @@ import octavo.contract
 from octavo.contract import (
     API_VERSION,
     OPS,
-    AddedTrait,
+    AddedField,
     AttentionBackend,
     AttentionBatch,
     AttentionSpec,
@@ -252,7 +252,7 @@ def test_a_signature_reads_as_a_call() -> None:
 
 
 def test_a_call_needs_the_minor_of_the_newest_trait_it_uses() -> None:
-    definition = OpDefinition("x", RMSNorm, ("a", "b"), (AddedTrait("a", 3, 0), AddedTrait("b", 5, False)))
+    definition = OpDefinition("x", RMSNorm, ("a", "b"), (AddedField("a", 3, 0), AddedField("b", 5, False)))
 
     def needs(**traits: int) -> int:
         return definition.minor_for(OpSignature("x", torch.float32, "cpu", tuple(traits.items())))

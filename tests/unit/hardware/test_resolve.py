@@ -1,6 +1,7 @@
 """From signature to function: the order of tiers, the reasons, freezing, and the manifest."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from doubles.platforms import ToyPlatform
 
 from octavo.contract import (
     OPS,
-    AddedTrait,
+    AddedField,
     AttentionSpec,
     Capabilities,
     OpDefinition,
@@ -84,7 +85,7 @@ def test_the_same_signature_is_asked_once() -> None:
         return Support.yes()
 
     resolver = OpResolver(ToyPlatform([impl("fast", supports=supports)]))
-    assert resolver.resolve(NORM) is resolver.resolve(OpSignature(*vars(NORM).values()))
+    assert resolver.resolve(NORM) is resolver.resolve(replace(NORM))
     assert len(asked) == 1
 
 
@@ -135,11 +136,11 @@ def test_once_frozen_nothing_new_is_resolved() -> None:
     with pytest.raises(RuntimeError, match=r"rms_norm\(float32, hidden_size=4096\) is asked for after"):
         resolver.resolve(WIDE_NORM)
     with pytest.raises(RuntimeError, match=r"attention\(.* is asked for after"):
-        resolver.resolve_attention(AttentionSpec(*{**vars(SPEC), "head_size": 32}.values()))
+        resolver.resolve_attention(replace(SPEC, head_size=32))
 
 
 def test_an_implementation_of_an_older_minor_never_sees_a_newer_trait(monkeypatch: pytest.MonkeyPatch) -> None:
-    newer = OpDefinition("rms_norm", RMSNorm, ("hidden_size", "clamp"), (AddedTrait("clamp", 12, False),))
+    newer = OpDefinition("rms_norm", RMSNorm, ("hidden_size", "clamp"), (AddedField("clamp", 12, False),))
     monkeypatch.setitem(OPS, "rms_norm", newer)
     old, new = impl("old", api_minor=11), impl("new", "portable", api_minor=12)
     resolver = OpResolver(ToyPlatform([old]), [new])
@@ -150,6 +151,18 @@ def test_an_implementation_of_an_older_minor_never_sees_a_newer_trait(monkeypatc
     resolved = resolver.resolve(with_clamp)
     assert resolved.impl is new
     assert resolved.skipped[0].reasons == ("written for contract 0.11, the call uses what 0.12 added",)
+
+
+def test_an_attention_backend_of_an_older_minor_never_sees_a_newer_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AttentionSpec, "added", (AddedField("softcap", 7, None),))
+    old = PickyAttention(torch.device("cpu"))
+    old.api_minor = 6
+    resolver = OpResolver(ToyPlatform(backends=[old]))
+    assert resolver.resolve_attention(SPEC) is old
+    capped = replace(SPEC, softcap=30.0)
+    assert type(resolver.resolve_attention(capped)) is ReferenceAttention
+    (row,) = [row for row in resolver.manifest.rows if "softcap" in row.call]
+    assert row.skipped[0].reasons == ("written for contract 0.6, the call uses what 0.7 added",)
 
 
 class PickyAttention(ReferenceAttention):
@@ -175,7 +188,7 @@ def test_attention_is_resolved_in_the_platforms_order_and_then_the_reference() -
     faulty, picky = FaultyAttention(device), PickyAttention(device)
     resolver = OpResolver(ToyPlatform(backends=[faulty, picky]))
     assert resolver.resolve_attention(SPEC) is picky
-    other = AttentionSpec(*{**vars(SPEC), "head_size": 80, "window": 7, "sinks": True, "softcap": 50.0}.values())
+    other = replace(SPEC, head_size=80, window=7, sinks=True, softcap=50.0)
     assert type(resolver.resolve_attention(other)) is ReferenceAttention
     narrow, wide = resolver.manifest.rows
     assert (narrow.provider, narrow.tier) == ("picky", "native")
@@ -189,7 +202,7 @@ def test_attention_is_resolved_in_the_platforms_order_and_then_the_reference() -
     with pytest.raises(PlatformError, match="would fall back to torch"):
         OpResolver(ToyPlatform(backends=[picky]), strict=True).resolve_attention(other)
     with pytest.raises(UnsupportedError, match="int8"):
-        resolver.resolve_attention(AttentionSpec(*{**vars(SPEC), "kv_dtype": torch.int8, "head_size": 8}.values()))
+        resolver.resolve_attention(replace(SPEC, kv_dtype=torch.int8, head_size=8))
 
 
 def manifest(*ops: OpImpl, order: int = 1) -> Manifest:
