@@ -1,6 +1,7 @@
 """The command line on the demo model: what the README promises, and one clear line for each bad input."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from octavo.cli.main import main
+from octavo.hardware.choose import choose_platform
+from octavo.hardware.registry import discover
 
 OCTAVO = Path(sys.executable).parent / "octavo"
 SMALL = ["--max-model-len", "256", "--max-num-seqs", "2"]
@@ -77,7 +80,9 @@ def test_folder_without_config(fails: Fails, tmp_path: Path) -> None:
 
 def test_unsupported_architecture(fails: Fails, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["OctopusForCausalLM"], "model_type": "octopus"}')
-    assert "OctopusForCausalLM" in fails("generate", str(tmp_path), "x")
+    line = fails("generate", str(tmp_path), "x")
+    assert "'octopus' is not supported" in line
+    assert "llama" in line, "what is supported is listed"
 
 
 @pytest.mark.parametrize("num_bytes", [4, 30, 100_000, 50_000_000])
@@ -96,11 +101,18 @@ def test_corrupt_gguf(fails: Fails, demo_file: Path, tmp_path: Path) -> None:
 
 
 def test_length_that_does_not_fit(fails: Fails, demo_file: Path) -> None:
-    """The message gives the largest length that fits, and both settings."""
-    line = fails("generate", "demo", "x", "--max-model-len", "512", "--num-blocks-override", "4", "--block-size", "16")
-    assert "64" in line
-    assert "max_model_len" in line
-    assert "num_blocks_override" in line
+    """The message gives the largest length that fits and both settings. Doing as it says helps."""
+    argv = ["generate", "demo", "x", "--max-num-seqs", "1", "--max-tokens", "1", "--memory-utilization"]
+    nothing = fails(*argv, "0.0001")
+    taken = [float(amount) for amount in re.findall(r"(\d+\.\d+) GiB of (?:weights|workspace)", nothing)]
+    total = choose_platform(discover(), "cpu").create(0).memory_info().total / 2**30
+    share = str((sum(taken) + 0.1) / total)  # 0.1 GiB are left for KV blocks
+    line = fails(*argv, share)
+    assert line.startswith("max_model_len 8192 needs")
+    assert "raise memory_utilization" in line
+    largest = re.search(r"the largest that fits is (\d+)", line)
+    assert largest
+    assert main([*argv, share, "--max-model-len", largest[1]]) == 0
 
 
 def test_prompt_that_is_too_long(fails: Fails, demo_file: Path) -> None:
@@ -109,8 +121,11 @@ def test_prompt_that_is_too_long(fails: Fails, demo_file: Path) -> None:
     assert "max_model_len" in line
 
 
-def test_unknown_platform(fails: Fails, demo_file: Path) -> None:
-    assert "'abacus'" in fails("generate", "demo", "x", "--platform", "abacus")
+def test_unknown_platform(demo_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "demo", "x", "--platform", "abacus"]) == 1
+    said, *probed = capfd.readouterr().err.splitlines()
+    assert "unknown platform 'abacus'" in said
+    assert any(line.startswith("  cpu: available") for line in probed)
 
 
 def test_bad_prompt_fails_alone(demo_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
