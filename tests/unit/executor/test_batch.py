@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from octavo.contract import StepBatch
-from octavo.executor.batch import POISON, BatchBuilder, Piece, SequenceStore
+from octavo.executor.batch import POISON, BatchBuilder, Piece, SequenceStore, _Buffer
 
 BLOCK = 4
 
@@ -74,6 +74,32 @@ def test_a_device_of_its_own_gets_copies() -> None:
     assert {t.device.type for t in (batch.token_ids, batch.positions, attention.block_table)} == {"meta"}
     assert attention.block_table.shape == (1, 8)
     assert attention.slot_mapping_host.tolist() == [12, 13]
+
+
+def test_what_a_device_gets_is_what_the_host_has() -> None:
+    """The tensors of a device apart, here clones in host memory, follow every change of the mirrors."""
+    store, builder = make()
+    for buffer in vars(builder).values():
+        if isinstance(buffer, _Buffer):
+            buffer._tensor = buffer._staging.clone()
+    rng = np.random.default_rng(0)
+    for seq_id in range(4):
+        store.add(seq_id, [seq_id] * 6, [seq_id, seq_id + 10])
+    for _ in range(60):
+        order = rng.permutation(4)[: rng.integers(1, 5)]
+        seq_id = int(order[0])
+        if rng.random() < 0.5:
+            store.replace_blocks(seq_id, [(int(rng.integers(2)), int(rng.integers(20, 99)))])
+        batch = builder.build([Piece(int(s), 5, 1) for s in order])
+        attention = batch.attention[0]
+        assert attention.block_table.data_ptr() != attention.block_table_host.ctypes.data
+        assert attention.block_table[:, :2].tolist() == attention.block_table_host[:, :2].tolist()
+        assert attention.block_table[:, :2].tolist() == [
+            store.block_tables[r, :2].tolist() for r in store.rows_of(order)
+        ]
+        assert attention.slot_mapping.tolist() == attention.slot_mapping_host.tolist()
+        assert attention.seq_lens.tolist() == attention.seq_lens_host.tolist()
+        assert batch.token_ids.tolist() == order.tolist()
 
 
 def test_only_changed_tables_are_written() -> None:
