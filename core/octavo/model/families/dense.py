@@ -147,13 +147,19 @@ FAMILIES = (
         "glm4",
         glm4,
         GLM4_NAMES,
-        {"partial_rotary_factor": 0.5, "head_dim": 128, "rms_norm_eps": 1.5625e-07},
+        {"partial_rotary_factor": 0.5, "head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07},
         gguf=GGUF("glm4"),
     ),
     Family(
         "ernie4_5",
         ernie4_5,
-        defaults={"rope_theta": 5e5, "rms_norm_eps": 1e-5, "head_dim": 128, "tie_word_embeddings": True},
+        defaults={
+            "rope_theta": 5e5,
+            "rms_norm_eps": 1e-5,
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        },
         gguf=GGUF("ernie4_5"),
     ),
     Family(

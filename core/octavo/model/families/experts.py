@@ -178,6 +178,7 @@ GLM = {
     "n_group": 1,
     "topk_group": 1,
     "use_qk_norm": False,
+    "num_key_value_heads": 8,
     "partial_rotary_factor": 0.5,
     "rms_norm_eps": 1e-5,
 }
