@@ -11,6 +11,7 @@ __all__ = [
     "PlatformError",
     "RequestError",
     "UnsupportedError",
+    "shown",
 ]
 
 
@@ -43,3 +44,12 @@ class RequestError(OctavoError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+def shown(value: object, length: int = 80) -> str:
+    """A value as an error message shows it: cut to `length`, whatever a client sent."""
+    try:
+        text = repr(value)
+    except Exception:  # integers of thousands of digits refuse to be written
+        return f"a value of type {type(value).__name__} that cannot be written"
+    return text if len(text) <= length else text[:length] + "..."

@@ -1,11 +1,11 @@
 """How one request's tokens are chosen. Checked on construction, so that a bad value never reaches the engine."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from octavo.errors import RequestError
+from octavo.errors import RequestError, shown
 
 __all__ = ["MAX_LOGPROBS", "SamplingParams"]
 
@@ -71,31 +71,19 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
-            value = getattr(self, name)
-            texts = (value,) if isinstance(value, str) else tuple(value or ())
-            object.__setattr__(self, name, texts)
+            texts = self._as_tuple(name, "texts of at least one character")
             if not all(isinstance(text, str) and text for text in texts):
-                raise RequestError(f"{name} must be texts of at least one character, got {value!r:.200}", name)
+                raise RequestError(f"{name} must be texts of at least one character, got {shown(texts)}", name)
         for name in ("stop_token_ids", "allowed_token_ids"):
-            value = getattr(self, name)
-            if value is not None or name == "stop_token_ids":
-                ids = tuple(value or ())
-                object.__setattr__(self, name, ids)
+            if getattr(self, name) is not None or name == "stop_token_ids":
+                ids = self._as_tuple(name, "token ids (integers from 0)")
                 if not all(_is_int(i) and i >= 0 for i in ids):
-                    raise RequestError(f"{name} must be token ids (integers from 0), got {value!r:.200}", name)
+                    raise RequestError(f"{name} must be token ids (integers from 0), got {shown(ids)}", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids is empty, so no token could be sampled", "allowed_token_ids")
         self._check_integers()
         self._check_numbers()
-        if self.logit_bias is not None:
-            bias = dict(self.logit_bias)
-            for token_id, value in bias.items():
-                if not _is_int(token_id) or token_id < 0 or not _is_number(value) or not -100 <= value <= 100:
-                    raise RequestError(
-                        f"logit_bias maps token ids to numbers from -100 to 100, got {token_id!r:.40}: {value!r:.40}",
-                        "logit_bias",
-                    )
-            object.__setattr__(self, "logit_bias", bias)
+        self._check_bias()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", "min_tokens")
         if self.n > 1 and self.temperature == 0:
@@ -103,6 +91,30 @@ class SamplingParams:
                 f"n is {self.n} with temperature 0: every sample would be the same; raise temperature or set n to 1",
                 "n",
             )
+
+    def _as_tuple(self, name: str, what: str) -> tuple[Any, ...]:
+        """The field as a tuple: of one text, of several values, empty where it is None."""
+        value = getattr(self, name)
+        if not isinstance(value, str | Iterable | None) or isinstance(value, bytes | Mapping):
+            raise RequestError(f"{name} must be {what}, got {shown(value)}", name)
+        values = (value,) if isinstance(value, str) else tuple(value or ())
+        object.__setattr__(self, name, values)
+        return values
+
+    def _check_bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias maps token ids to numbers, got {shown(self.logit_bias)}", "logit_bias")
+        bias = dict(self.logit_bias)
+        for token_id, value in bias.items():
+            if not _is_int(token_id) or token_id < 0 or not _is_number(value) or not -100 <= value <= 100:
+                raise RequestError(
+                    "logit_bias maps token ids to numbers from -100 to 100, got "
+                    f"{shown(token_id, 40)}: {shown(value, 40)}",
+                    "logit_bias",
+                )
+        object.__setattr__(self, "logit_bias", bias)
 
     def _check_integers(self) -> None:
         ranges: list[tuple[str, int, int, bool]] = [
@@ -119,7 +131,7 @@ class SamplingParams:
             if value is None and optional:
                 continue
             if not _is_int(value) or not low <= value <= high:
-                raise RequestError(f"{name} must be an integer from {low} to {high}, got {value!r:.80}", name)
+                raise RequestError(f"{name} must be an integer from {low} to {high}, got {shown(value)}", name)
 
     def _check_numbers(self) -> None:
         ranges = [
@@ -135,7 +147,7 @@ class SamplingParams:
             value = getattr(self, name)
             if not _is_number(value) or not low <= value <= high or (name in above_zero and value == 0):
                 bounds = f"over {low:g} and at most {high:g}" if name in above_zero else f"from {low:g} to {high:g}"
-                raise RequestError(f"{name} must be a number {bounds}, got {value!r:.80}", name)
+                raise RequestError(f"{name} must be a number {bounds}, got {shown(value)}", name)
 
     @property
     def greedy(self) -> bool:
@@ -165,4 +177,6 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return _is_int(value)  # however large: bounds are checked next

@@ -5,13 +5,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from octavo.errors import RequestError
+from octavo.errors import RequestError, shown
 from octavo.sampling_params import SamplingParams
 from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["Inputs", "Prompt", "TokenizedPrompt", "as_prompts"]
+__all__ = ["Conversation", "Inputs", "Message", "Prompt", "TokenizedPrompt", "as_conversations", "as_prompts"]
 
+Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt that the model's chat template writes."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,12 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
+def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Any]:
+    """One conversation or many, as a list: whatever is no list of lists is one conversation, right or wrong."""
+    several = isinstance(messages, list | tuple) and messages and isinstance(messages[0], list | tuple)
+    return list(messages) if several else [messages]
+
+
 class Inputs:
     """Turns prompts into token ids and completes parameters; raises `RequestError` for what cannot be served."""
 
@@ -41,8 +57,22 @@ class Inputs:
         self._num_ids = min(tokenizer.vocab_size, vocab_size)
         self._seeds = random.Random(seed)
 
-    def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
-        """The token ids of a text, of ids as they are, or of {"prompt": ...} / {"prompt_token_ids": ...}."""
+    def tokenize(self, prompt: Prompt | Conversation) -> TokenizedPrompt:
+        """The token ids of a conversation, a text, ids as they are, {"prompt": ...} or {"prompt_token_ids": ...}."""
+        if not isinstance(prompt, Conversation):
+            return self._tokenize(prompt)
+        return TokenizedPrompt(
+            self._tokenizer.encode_chat(
+                prompt.messages, tools=prompt.tools, add_generation_prompt=prompt.add_generation_prompt
+            )
+        )
+
+    def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
+        if isinstance(prompt, str):
+            token_ids = self._tokenizer.encode(prompt)
+            if not token_ids:
+                raise RequestError("the prompt is empty, and this model has no token to begin from", "prompt")
+            return TokenizedPrompt(token_ids, prompt)
         if isinstance(prompt, Mapping):
             inner = [prompt[key] for key in ("prompt_token_ids", "prompt") if prompt.get(key) is not None]
             if len(inner) != 1 or isinstance(inner[0], Mapping):
@@ -50,19 +80,14 @@ class Inputs:
                 raise RequestError(
                     f"a prompt mapping has 'prompt' or 'prompt_token_ids', got {keys or 'nothing'}", "prompt"
                 )
-            return self.tokenize(inner[0])
-        if isinstance(prompt, str):
-            token_ids = self._tokenizer.encode(prompt)
-            if not token_ids:
-                raise RequestError("the prompt is empty, and this model has no token to begin from", "prompt")
-            return TokenizedPrompt(token_ids, prompt)
+            return self._tokenize(inner[0])
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise RequestError(f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}", "prompt")
         if not prompt:
             raise RequestError("the prompt has no tokens; at least one is needed", "prompt")
-        token_ids: list[int] = list(prompt)
-        self._check_ids(token_ids, "prompt")
-        return TokenizedPrompt(token_ids)
+        given: list[Any] = list(prompt)
+        self._check_ids(given, "prompt")
+        return TokenizedPrompt(given)
 
     def complete(self, params: SamplingParams) -> SamplingParams:
         """The parameters with a seed and the ids of bad words, checked against the vocabulary."""
@@ -85,7 +110,7 @@ class Inputs:
         for token_id in ids:
             if not _is_id(token_id) or not 0 <= token_id < self._num_ids:
                 raise RequestError(
-                    f"{name} holds {token_id!r:.40}; token ids are integers from 0 to {self._num_ids - 1}", name
+                    f"{name} holds {shown(token_id)}; token ids are integers from 0 to {self._num_ids - 1}", name
                 )
 
 

@@ -3,22 +3,24 @@
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
 
 from octavo.config import EngineConfig
-from octavo.engine.inputs import Inputs, Prompt, TokenizedPrompt, as_prompts
-from octavo.engine.loop import EngineCore
+from octavo.engine.inputs import Conversation, Inputs, Message, Prompt, as_conversations, as_prompts
+from octavo.engine.loop import EngineCore, EngineStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.settle import settle
 from octavo.engine.terminal import progress_wanted
-from octavo.errors import RequestError
+from octavo.errors import RequestError, shown
 from octavo.executor.local import LocalExecutor
-from octavo.hardware.choose import choose_platform
+from octavo.hardware.choose import choose_platform, create_platform
 from octavo.hardware.registry import discover
 from octavo.model.describe import describe_model
 from octavo.model.files import resolve_model
@@ -30,11 +32,9 @@ __all__ = ["LLM"]
 
 logger = logging.getLogger(__name__)
 
-Message = Mapping[str, Any]
-
 
 class LLM:
-    """A model, ready to generate.
+    """A model, ready to generate. Threads may share it: their requests run in the same steps.
 
         with LLM(model="demo", dtype="float32") as llm:
             for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0)):
@@ -61,9 +61,10 @@ class LLM:
         platform_info = choose_platform(registry, given.platform.platform)
         files = resolve_model(given.model.model, progress=progress)
         description = describe_model(files, given.model.max_model_len)
-        self.config = settle(given, description, platform_info.create(given.platform.device))
+        self.config = settle(given, description, create_platform(platform_info, given.platform.device))
         self.description = description
-        self.tokenizer = load_tokenizer(files.tokenizer)
+        own = given.model.tokenizer
+        self.tokenizer = load_tokenizer(files.tokenizer if own is None else Path(own))
         self.executor = LocalExecutor(
             self.config,
             description,
@@ -76,6 +77,10 @@ class LLM:
         self._inputs = Inputs(self.tokenizer, description.spec.vocab_size, self.config.model.seed)
         self._outputs = OutputProcessor(self.tokenizer)
         self._request_ids = itertools.count()
+        self._lock = threading.Lock()  # over the engine and what follows
+        self._news: dict[str, RequestOutput] = {}  # outputs that whoever asked has not taken yet
+        self._abandoned: list[str] = []  # requests that nobody waits for any more
+        self._is_closed = False
 
     # Generation
 
@@ -98,26 +103,7 @@ class LLM:
         A prompt that cannot be served fails alone: its output has `error` set, finish_reason "error".
 
         """
-        many = as_prompts(prompts)
-        params = self._params_for(many, sampling_params)
-        if priority is not None and len(priority) != len(many):
-            raise RequestError(f"{len(many)} prompts and {len(priority)} priorities: give one for each", "priority")
-        priorities = priority or [0] * len(many)
-        ids = [str(next(self._request_ids)) for _ in many]
-        done: dict[str, RequestOutput] = {}
-        for request_id, prompt, one, rank in zip(ids, many, params, priorities, strict=True):
-            try:
-                self._add(request_id, self._inputs.tokenize(prompt), one, rank)
-            except RequestError as error:
-                done[request_id] = self._refused(request_id, prompt, one, error)
-        wanted = progress_wanted() if use_tqdm is None else use_tqdm
-        with tqdm(total=len(many), desc="Generating", unit="request", disable=not wanted) as bar:
-            bar.update(len(done))
-            for output in self._run(set(ids) - set(done)):
-                if output.finished:
-                    done[output.request_id] = output
-                    bar.update()
-        return [done[request_id] for request_id in ids]
+        return self._complete(as_prompts(prompts), sampling_params, priority, use_tqdm)
 
     def chat(
         self,
@@ -126,49 +112,57 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        priority: Sequence[int] | None = None,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations, one or many, through the model's own chat template.
 
-        Raises:
-            RequestError: a conversation is empty or malformed, or the model has no chat template.
-
+        A conversation that is malformed or that the template refuses fails alone, as prompts do in `generate`.
         """
-        several = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations: Any = messages if several else [messages]
-        prompts = [{"prompt_token_ids": self._chat_ids(one, tools, add_generation_prompt)} for one in conversations]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        conversations = [Conversation(one, tools, add_generation_prompt) for one in as_conversations(messages)]
+        return self._complete(conversations, sampling_params, priority, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Complete one prompt, yielding the output as it grows; `outputs[i].delta` is the newest text.
 
         Leaving the loop early ends the request.
+
+        Raises:
+            RequestError: the prompt cannot be served, or there are several.
+
         """
-        (one,) = as_prompts(prompt)
-        params = sampling_params or self.default_sampling_params()
-        request_id = str(next(self._request_ids))
-        self._add(request_id, self._inputs.tokenize(one), params, 0)
-        yield from self._run({request_id})
+        prompts = as_prompts(prompt)
+        if len(prompts) != 1:
+            raise RequestError(f"a stream is of one prompt, got {len(prompts)}", "prompt")
+        yield from self._stream(prompts[0], sampling_params)
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Answer one conversation, yielding the output as it grows."""
-        yield from self.stream({"prompt_token_ids": self._chat_ids(messages, None, True)}, sampling_params)
+        """Answer one conversation, yielding the output as it grows; see `stream`."""
+        yield from self._stream(Conversation(messages), sampling_params)
 
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config asks for."""
         return SamplingParams(**self.description.sampling_defaults)
 
+    @property
+    def stats(self) -> EngineStats:
+        """Queues, blocks, and counts of tokens, steps and preemptions."""
+        return self._engine.stats
+
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes."""
-        self._engine.reset_prefix_cache()
+        with self._lock:
+            self._engine.reset_prefix_cache()
 
     # Life
 
     def close(self) -> None:
         """Give the device's memory back. The object is of no use afterwards."""
-        self.executor.shutdown()
+        with self._lock:
+            self._is_closed = True
+            self.executor.shutdown()
 
     def __enter__(self) -> "LLM":
         return self
@@ -180,59 +174,151 @@ class LLM:
 
     # Inside
 
+    def _complete(
+        self,
+        prompts: Sequence[Prompt | Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+        use_tqdm: bool | None,
+    ) -> list[RequestOutput]:
+        params = self._params_for(prompts, sampling_params)
+        priorities = self._priorities_for(prompts, priority)
+        ids = [str(next(self._request_ids)) for _ in prompts]
+        done: dict[str, RequestOutput] = {}
+        wanted = progress_wanted() if use_tqdm is None else use_tqdm
+        try:
+            for request_id, prompt, one, rank in zip(ids, prompts, params, priorities, strict=True):
+                try:
+                    self._begin(request_id, prompt, one, rank)
+                except RequestError as error:
+                    done[request_id] = _refused(request_id, prompt, one, error)
+            with tqdm(total=len(prompts), desc="Generating", unit="request", disable=not wanted) as bar:
+                bar.update(len(done))
+                for output in self._run(set(ids) - set(done)):
+                    if output.finished:
+                        done[output.request_id] = output
+                        bar.update()
+        finally:
+            self._leave(set(ids) - set(done))
+        return [done[request_id] for request_id in ids]
+
+    def _stream(self, prompt: Prompt | Conversation, sampling_params: SamplingParams | None) -> Iterator[RequestOutput]:
+        request_id = str(next(self._request_ids))
+        self._begin(request_id, prompt, sampling_params or self.default_sampling_params(), 0)
+        num_told: dict[int, int] = {}  # characters of each sample
+        try:
+            for output in self._run({request_id}):
+                for sample in output.outputs:
+                    sample.delta = sample.text[num_told.get(sample.index, 0) :]
+                    num_told[sample.index] = len(sample.text)
+                yield output
+        finally:
+            self._leave([request_id])
+
     def _params_for(
-        self, prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
+        self, prompts: Sequence[object], given: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
         if given is None:
             given = self.default_sampling_params()
         if isinstance(given, SamplingParams):
             return [given] * len(prompts)
-        if len(given) != len(prompts):
+        if not isinstance(given, Sequence) or len(given) != len(prompts):
+            what = f"{len(given)} sampling_params" if isinstance(given, Sequence) else f"a {type(given).__name__}"
             raise RequestError(
-                f"{len(prompts)} prompts and {len(given)} sampling_params: give one for all or one for each",
+                f"{len(prompts)} prompts and {what}: give one SamplingParams for all or a list of one for each",
                 "sampling_params",
             )
         return list(given)
 
-    def _chat_ids(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
-    ) -> list[int]:
-        return list(self.tokenizer.encode_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt))
+    def _priorities_for(self, prompts: Sequence[object], given: Sequence[int] | None) -> list[int]:
+        priorities = [0] * len(prompts) if given is None else list(given)
+        if len(priorities) != len(prompts):
+            raise RequestError(
+                f"{len(prompts)} prompts and {len(priorities)} priorities: give one for each", "priority"
+            )
+        for priority in priorities:
+            if not isinstance(priority, int):
+                raise RequestError(f"a priority is an integer, got {shown(priority)}", "priority")
+        return priorities
 
-    def _add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams, priority: int) -> None:
-        completed = self._inputs.complete(params)
-        request = Request(
-            request_id,
-            prompt.token_ids,
-            completed,
-            eos_token_ids=self.description.eos_token_ids,
-            priority=priority,
-        )
-        self._engine.add_request(request)
-        self._outputs.add(request_id, prompt, completed)
-
-    def _run(self, request_ids: set[str]) -> Iterator[RequestOutput]:
-        """Step until these requests have finished; whoever stops listening ends those that have not."""
-        left = set(request_ids)
+    def _begin(self, request_id: str, prompt: Prompt | Conversation, params: SamplingParams, priority: int) -> None:
+        """Queue a request, or say in the log why not and raise."""
+        if self._is_closed:
+            raise RuntimeError("this LLM was closed; make another")
         try:
-            while left:
-                for update in self._engine.step():
-                    output, stopped = self._outputs.take(update)
-                    for index in stopped:
-                        self._engine.finish_sample(update.request_id, index)
-                    if output is None or output.request_id not in left:
-                        continue
-                    if output.finished:
-                        left.remove(output.request_id)
-                    yield output
-        finally:
-            if left:
-                self._engine.abort(left)
-                for request_id in left:
-                    self._outputs.drop(request_id)
+            tokenized = self._inputs.tokenize(prompt)
+            completed = self._inputs.complete(params)
+            request = Request(
+                request_id,
+                tokenized.token_ids,
+                completed,
+                eos_token_ids=self.description.eos_token_ids,
+                priority=priority,
+            )
+            with self._lock:
+                self._engine.add_request(request)
+                self._outputs.add(request_id, tokenized, completed)
+        except RequestError as error:
+            logger.warning("request %s refused: %s", request_id, error)
+            raise
 
-    def _refused(self, request_id: str, prompt: Prompt, params: SamplingParams, error: RequestError) -> RequestOutput:
-        logger.warning("request %s refused: %s", request_id, error)
-        text = prompt if isinstance(prompt, str) else None
-        samples = [CompletionOutput(i, finish_reason="error") for i in range(getattr(params, "n", 1))]
-        return RequestOutput(request_id, text, [], samples, finished=True, error=str(error))
+    def _run(self, request_ids: Collection[str]) -> Iterator[RequestOutput]:
+        """Step until these requests have finished, yielding their outputs as they gain something.
+
+        A step serves the requests of all callers; what others gained waits until they ask.
+        """
+        left = set(request_ids)
+        while left:
+            with self._lock:
+                ready = [request_id for request_id in self._news if request_id in left]
+                if not ready:
+                    if not self._engine.has_work:  # a fault of ours, and better said than waited for
+                        raise RuntimeError(f"requests {', '.join(sorted(left))} are gone and never ended")
+                    self._step()
+                outputs = [self._news.pop(request_id) for request_id in ready]
+            for output in outputs:
+                if output.finished:
+                    left.remove(output.request_id)
+                yield output
+
+    def _step(self) -> None:
+        self._drop_abandoned()
+        for update in self._engine.step():
+            try:
+                output, stopped = self._outputs.take(update)
+            except Exception as error:  # a fault of ours in one request's text is no reason to end the others
+                logger.exception("the output of request %s failed", update.request_id)
+                self._engine.abort([update.request_id])
+                output, stopped = self._outputs.fail(update.request_id, f"its output failed: {error}"[:500]), []
+            for index in stopped:
+                self._engine.finish_sample(update.request_id, index)
+            if output is not None:
+                self._news[output.request_id] = output
+
+    def _leave(self, request_ids: Collection[str]) -> None:
+        """Nobody waits for these any more: end those that have not ended.
+
+        Where the engine is at work, also in this thread (a stream may be collected as garbage at any time), that
+        is left to its next step.
+        """
+        self._abandoned.extend(request_ids)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_abandoned()
+            finally:
+                self._lock.release()
+
+    def _drop_abandoned(self) -> None:
+        while self._abandoned:
+            request_id = self._abandoned.pop()
+            self._engine.abort([request_id])
+            self._outputs.drop(request_id)
+            self._news.pop(request_id, None)
+
+
+def _refused(
+    request_id: str, prompt: Prompt | Conversation, params: SamplingParams, error: RequestError
+) -> RequestOutput:
+    text = prompt if isinstance(prompt, str) else None
+    samples = [CompletionOutput(i, finish_reason="error") for i in range(getattr(params, "n", 1))]
+    return RequestOutput(request_id, text, [], samples, finished=True, error=str(error))

@@ -88,4 +88,7 @@ class EngineCore:
         except Exception as error:
             logger.exception("step %d failed with %d sequences", output.step, len(output.scheduled))
             return self.scheduler.fail_step(f"the model failed: {type(error).__name__}: {error}"[:500])
+        except BaseException:
+            self.scheduler.abandon_step()
+            raise
         return self.scheduler.update(result)

@@ -66,7 +66,6 @@ class _Sample:
 
     def _show(self, text: str) -> None:
         self.output.text += text
-        self.output.delta += text
 
     def _take_logprobs(self, logprobs: TokenLogprobs) -> None:
         output = self.output
@@ -108,15 +107,12 @@ class OutputProcessor:
     def take(self, update: RequestUpdate) -> tuple[RequestOutput | None, list[int]]:
         """The request's output after an update, and the samples that a stop string ended.
 
-        The output is the same object each time, its `delta` texts renewed. None: the request is not known
-        any more.
+        The output is the same object each time. None: the request is not known any more.
         """
         request = self._requests.get(update.request_id)
         if request is None:
             return None, []
         output = request.output
-        for sample in request.samples:
-            sample.output.delta = ""
         output.num_cached_tokens = update.num_cached_tokens
         if output.prompt_logprobs is not None:
             output.prompt_logprobs.extend(_alternatives(lp, self._tokenizer) for lp in update.prompt_logprobs)
@@ -126,6 +122,16 @@ class OutputProcessor:
         if output.finished:
             del self._requests[update.request_id]
         return output, stopped
+
+    def fail(self, request_id: str, message: str) -> RequestOutput | None:
+        """End a request whose update could not be taken. None: it is not known any more."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        for sample in request.samples:
+            sample.output.finish_reason = sample.output.finish_reason or "error"
+        request.output.error, request.output.finished = message, True
+        return request.output
 
 
 def _alternatives(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> Mapping[int, Logprob]:

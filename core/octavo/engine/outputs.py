@@ -29,7 +29,7 @@ class CompletionOutput:
     Attributes:
         index: which of the request's n samples.
         text: everything so far that no stop string can still take back.
-        delta: what `text` gained since the last output of a stream.
+        delta: in a stream, what `text` gained since its last output.
         token_ids: tokens so far, the one that ended it included.
         cumulative_logprob: sum over token_ids, where logprobs were asked for.
         logprobs: for each token, token id to alternative: the most likely ones and the chosen one.

@@ -8,9 +8,11 @@ from octavo.scheduler.request import Request
 
 __all__ = ["WaitingQueue"]
 
+MAX_STALE = 64  # entries of requests that left, beside as many as there are of those that wait
+
 
 class WaitingQueue:
-    """A priority queue with removal: O(log N) to push and pop, O(1) to remove."""
+    """A priority queue with removal: O(log N) to push and pop, O(1) on average to remove."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -43,3 +45,6 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands; nothing happens if it does not wait."""
         self._entries.pop(request.request_id, None)
+        if len(self._heap) > 2 * len(self._entries) + MAX_STALE:  # the head may stand for long
+            self._heap = [item for item in self._heap if self._entries.get(item[2].request_id) == item[1]]
+            heapq.heapify(self._heap)

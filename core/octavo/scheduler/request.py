@@ -1,5 +1,6 @@
 """A request and its samples, as the scheduler knows them."""
 
+import logging
 import time
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from octavo.sampling_params import SamplingParams
 __all__ = ["Event", "FinishReason", "Request", "RequestState", "Sequence"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+logger = logging.getLogger(__name__)
 
 
 class RequestState(Enum):
@@ -123,3 +126,21 @@ class Request:
     def record(self, name: str, detail: str = "") -> None:
         """Add a line to the history."""
         self.events.append(Event(time.time(), name, detail))
+
+    def end(self) -> None:
+        """Every sample has its finish reason: one line in the history and one in the log."""
+        self.state = RequestState.FINISHED
+        reasons = ", ".join(dict.fromkeys(seq.finish_reason or "" for seq in self.sequences))
+        self.record("finished", reasons)
+        logger.log(
+            logging.INFO if self.error is None else logging.WARNING,
+            "request %s ended: %s; %d prompt tokens, %d of them cached; %d generated; preempted %d times; %.3f s%s",
+            self.request_id,
+            reasons,
+            self.num_prompt_tokens,
+            self.num_cached_tokens or 0,
+            sum(seq.num_output_tokens for seq in self.sequences),
+            self.num_preemptions,
+            time.time() - self.arrival_time,
+            "" if self.error is None else f"; {self.error}",
+        )

@@ -47,6 +47,7 @@ class _Step:
     new: dict[int, tuple[Request, Sequence]] = field(default_factory=dict)
     swapped_out: list[Request] = field(default_factory=list)
     swapped_in: list[Request] = field(default_factory=list)
+    removed: tuple[int, ...] = ()
 
 
 class Scheduler:
@@ -134,13 +135,13 @@ class Scheduler:
             return None
         new = tuple(self._introduce(request, seq) for request, seq in step.new.values())
         self._sent.update(step.new)
-        removed, self._removed = tuple(self._removed), []
+        step.removed, self._removed = tuple(self._removed), []
         self._num_steps += 1
         return SchedulerOutput(
             self._num_steps - 1,
             tuple(step.scheduled),
             new,
-            removed,
+            step.removed,
             tuple(moves.swap_out),
             tuple(moves.swap_in),
             tuple(moves.copies),
@@ -167,15 +168,7 @@ class Scheduler:
         A request that was alone in the step fails with `message`. Several are computed again from what was
         published before, one at a time, so that the one at fault is found and the others go on.
         """
-        self.manager.end_step()
-        step, self._step = self._step, _Step(0)
-        computing = {item.request.request_id: item.request for item in step.items}
-        for request in step.swapped_in:  # whether their blocks arrived on the device is unknown
-            if request.request_id not in computing:
-                self._preempt(request, f"a step failed: {message}", swap=False)
-        requests = list(computing.values())
-        for request in step.swapped_out:  # whether their blocks arrived on the host is unknown
-            self._drop_swapped(request)
+        requests = self._undo_step(message)
         for request in requests:
             request.num_failed_steps += 1
             if len(requests) == 1 or request.num_failed_steps >= MAX_FAILED_STEPS:
@@ -184,6 +177,11 @@ class Scheduler:
                 self._preempt(request, f"a step failed: {message}", swap=False)
                 self._suspects[request.request_id] = request
         return self.take_updates()
+
+    def abandon_step(self) -> None:
+        """The step was cut off from outside (Ctrl-C): nothing of it counts, and no request is to blame."""
+        for request in self._undo_step("interrupted"):
+            self._preempt(request, "a step was interrupted", swap=False)
 
     def take_updates(self) -> list[RequestUpdate]:
         """What the front has not heard yet."""
@@ -204,6 +202,19 @@ class Scheduler:
             assert self.manager.pool.num_used == self.manager.host_pool.num_used == 0, "a block leaked"
             assert not self.running
             assert not len(self.waiting)
+
+    def _undo_step(self, message: str) -> list[Request]:
+        """Forget the step, of which the executor did nobody knows how much; returns the requests that computed."""
+        self.manager.end_step()
+        step, self._step = self._step, _Step(0)
+        self._removed.extend(step.removed)  # to remove a sequence again does no harm
+        computing = {item.request.request_id: item.request for item in step.items}
+        for request in step.swapped_in:  # whether their blocks arrived on the device is unknown
+            if request.request_id not in computing:
+                self._preempt(request, f"a step failed: {message}", swap=False)
+        for request in step.swapped_out:  # whether their blocks arrived on the host is unknown
+            self._drop_swapped(request)
+        return list(computing.values())
 
     # Walking the queue
 
@@ -464,8 +475,7 @@ class Scheduler:
             self.waiting.remove(request)
             self._suspects.pop(request.request_id, None)
             del self.requests[request.request_id]
-            request.state = RequestState.FINISHED
-            request.record("finished", reason)
+            request.end()
 
     def _finish_all(self, request: Request, reason: FinishReason) -> None:
         for seq in request.live:
