@@ -91,7 +91,9 @@ class AttentionBatch:
     Attributes:
         query_start_loc: [R + 1] int32, row r owns tokens query_start_loc[r] to query_start_loc[r + 1] - 1.
         seq_lens: [R] int32, tokens of the row in the cache once this step has written its own.
-        block_table: [R, M] int32; entries past the row's blocks are arbitrary and must not be read.
+        block_table: [R, M] int32; entries past the row's blocks are arbitrary and must not be read. In a group
+            with a window, those of blocks that no query of the step sees are valid ids of any block: what is
+            stored there must not reach the output, be it NaN.
         slot_mapping: [T] int64, where each token's key and value go; -1 writes nowhere.
         query_start_loc_host, seq_lens_host, block_table_host, slot_mapping_host: the same as numpy arrays.
 
@@ -120,7 +122,7 @@ class AttentionBatch:
 class AttentionBackend(ABC):
     """Paged attention of one provider. Stateless but for what `plan` returns.
 
-    A row's result must not depend on the rows beside it where `row_invariant` says yes: splits over the KV
+    Slots that nobody has written may hold anything, NaN included, and must not reach the output. A row's result must not depend on the rows beside it where `row_invariant` says yes: splits over the KV
     lie at absolute positions and nothing reads batch-wide maxima.
     """
 
