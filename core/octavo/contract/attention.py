@@ -122,8 +122,9 @@ class AttentionBatch:
 class AttentionBackend(ABC):
     """Paged attention of one provider. Stateless but for what `plan` returns.
 
-    Slots that nobody has written may hold anything, NaN included, and must not reach the output. A row's result must not depend on the rows beside it where `row_invariant` says yes: splits over the KV
-    lie at absolute positions and nothing reads batch-wide maxima.
+    Slots that nobody has written may hold anything, NaN included, and must not reach the output. Where
+    `row_invariant` says yes, a row's result does not depend on the rows beside it: splits over the KV lie at
+    absolute positions and nothing reads batch-wide maxima.
     """
 
     name: str
