@@ -118,14 +118,14 @@ def test_any_geometry_in_any_chunks(
 
 def test_blocks_that_left_the_window_are_not_read() -> None:
     """Whoever frees them may hand them on: their table entries name any block, whose contents mean nothing."""
-    spec = replace(make_spec(block_size=4), window=6)
+    spec = replace(make_spec(block_size=8), window=6)
     sequences = Sequences(spec, [30])
     cache = sequences.poisoned(BACKEND)
     sequences.step(BACKEND, cache, [(0, 29)])
-    gone = sequences.rows[0].blocks[:6].copy()  # positions 0 to 23; the last query sees 24 to 29
+    gone = sequences.rows[0].blocks[:3].copy()  # positions 0 to 23; the last query sees 24 to 29
     for tensor in cache.tensors:
         tensor[gone] = float("nan")
-    sequences.rows[0].blocks[:6] = gone[0]
+    sequences.rows[0].blocks[:3] = gone[0]
     (out,) = sequences.step(BACKEND, cache, [(0, 1)])
     assert torch.allclose(out.double(), truth(sequences, 0)[-1:], atol=1e-6)
 
