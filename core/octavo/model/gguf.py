@@ -46,7 +46,7 @@ GGUF_NAMES: Mapping[str, str] = {
     "attn.q": "attn_q_b | attn_q",
     "attn.kv_a": "attn_kv_a_mqa",
     "attn.kv_a_norm": "attn_kv_a_norm",
-    "attn.kv_b": "attn_kv_b",
+    "attn.kv_b": "attn_k_b:transpose attn_v_b | attn_kv_b",
     "attn_post": "post_attention_norm",
     "mlp_pre": "ffn_norm | post_attention_norm",
     "mlp.up": "ffn_gate ffn_up | ffn_up",

@@ -28,6 +28,12 @@ KEYS: Mapping[str, str] = {
     "attention.key_length": "head_dim",
     "attention.scale": "attention_multiplier",
     "attention.clamp_kqv": "clip_qkv",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.key_length_mla": "qk_head_dim",
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "expert_gating_func": "scoring_func",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.layer_norm_epsilon": "layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps",
     "rope.freq_base": "rope_theta",
@@ -50,6 +56,7 @@ ROPE_KEYS: Mapping[str, str] = {
     "yarn_attn_factor": "attention_factor",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
+    "yarn_log_multiplier": "yarn_log_multiplier",
 }
 
 

@@ -46,7 +46,8 @@ class Slot:
         name: its key among the weights.
         shape: of the tensor.
         parts: how many rows (entries of the last but one axis, or of the last of a vector) each of its parts has,
-            where a checkpoint may hold the parts as tensors of their own; one part for most.
+            where a checkpoint may hold the parts as tensors of their own; none for most.
+        groups: the rows are so many groups, each of all parts.
         has_bias: a checkpoint may hold a bias for it.
         optional: a checkpoint may lack it.
         dtype: None for the weights' common dtype.
@@ -57,6 +58,7 @@ class Slot:
     name: str
     shape: tuple[int, ...]
     parts: tuple[int, ...] = ()
+    groups: int = 1
     has_bias: bool = True
     optional: bool = False
     dtype: torch.dtype | None = None
@@ -130,7 +132,9 @@ def _latent_attention(at: str, attn: LatentAttention, hidden: int) -> Iterator[S
     yield Slot(f"{at}q", (attn.num_heads * (attn.nope_dim + rope), attn.q_rank or hidden))
     yield Slot(f"{at}kv_a", (attn.kv_rank + rope, hidden))
     yield from _norm(f"{at}kv_a_norm", attn.norm, attn.kv_rank)
-    yield Slot(f"{at}kv_b", (attn.num_heads * (attn.nope_dim + attn.v_dim), attn.kv_rank), has_bias=False)
+    by_head = (attn.nope_dim, attn.v_dim)
+    shape = (attn.num_heads * sum(by_head), attn.kv_rank)
+    yield Slot(f"{at}kv_b", shape, parts=by_head, groups=attn.num_heads, has_bias=False)
     yield Slot(f"{at}o", (hidden, attn.num_heads * attn.v_dim))
 
 

@@ -38,7 +38,7 @@ class Source:
     Attributes:
         name: of the tensor.
         part: how it is stored.
-        rows: which rows of the target it fills.
+        rows: which rows of the target's view it fills.
         index: which entry of the target's first axis, for tensors that are one of many; or None.
 
     """
@@ -56,7 +56,8 @@ class Filling:
     Attributes:
         name: its key among the weights.
         shape: of it.
-        row_axis: the axis that `Source.rows` slices.
+        view: the shape as which sources see it: the same, or with an axis of groups before that of rows.
+        row_axis: the axis of the view that `Source.rows` slices.
         head_size: for reorderings.
         sources: what fills it; rows that none fills are zero.
         dtype: None for the weights' common dtype.
@@ -65,6 +66,7 @@ class Filling:
 
     name: str
     shape: tuple[int, ...]
+    view: tuple[int, ...]
     row_axis: int
     head_size: int
     sources: tuple[Source, ...]
@@ -137,6 +139,9 @@ def _fillings(
     sizes = slot.parts if len(parts) > 1 else ()
     rows = _row_slices(sizes)
     row_axis = -1 if slot.norm or len(slot.shape) == 1 else -2
+    view, bias_view = slot.shape, slot.bias_shape
+    if sizes and slot.groups > 1:
+        view = (slot.groups, sum(sizes), slot.shape[-1])
     weights, biases = [], []
     for part, span in zip(parts, rows, strict=True):
         counted = part.is_counted
@@ -146,20 +151,20 @@ def _fillings(
             if weight is None:
                 raise _missing(slot, [[one]], checkpoint)
             source = Source(weight, one, span, n)
-            _check_shape(slot.name, _expected(slot.shape, row_axis, source), checkpoint, source)
+            _check_shape(slot.name, _expected(view, row_axis, source), checkpoint, source)
             weights.append(source)
             if bias is not None and slot.has_bias:
                 source = Source(bias, one, span, n)
-                _check_shape(f"{slot.name}.bias", _expected_bias(slot, source), checkpoint, source)
+                _check_shape(f"{slot.name}.bias", _expected(bias_view, -1, source), checkpoint, source)
                 biases.append(source)
         if counted and checkpoint.weight(part.at(slot.shape[0])):
             raise ModelError(
                 f"{checkpoint.where}: {slot.name} has {slot.shape[0]} parts by its config, "
                 f"the checkpoint has {checkpoint.weight(part.at(slot.shape[0]))} too"
             )
-    yield Filling(slot.name, slot.shape, row_axis, head_size, tuple(weights), slot.dtype)
+    yield Filling(slot.name, slot.shape, view, row_axis, head_size, tuple(weights), slot.dtype)
     if biases:
-        yield Filling(f"{slot.name}.bias", slot.bias_shape, -1, head_size, tuple(biases), slot.dtype)
+        yield Filling(f"{slot.name}.bias", bias_view, bias_view, -1, head_size, tuple(biases), slot.dtype)
 
 
 def _first_weight(part: Part, checkpoint: Checkpoint) -> str | None:
@@ -174,17 +179,13 @@ def _row_slices(sizes: Sequence[int]) -> list[slice]:
     return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def _expected(shape: tuple[int, ...], row_axis: int, source: Source) -> tuple[int, ...]:
-    """The stored shape of a source that fits a target of `shape`."""
-    stored = list(shape)
-    stored[row_axis] = len(range(shape[row_axis])[source.rows])
+def _expected(view: tuple[int, ...], row_axis: int, source: Source) -> tuple[int, ...]:
+    """The stored shape of a source that fits a target seen as `view`."""
+    stored = list(view)
+    stored[row_axis] = len(range(view[row_axis])[source.rows])
     if source.part.transpose and row_axis == -2:
         stored[-2:] = stored[:-3:-1]
     return tuple(stored[1:] if source.index is not None else stored)
-
-
-def _expected_bias(slot: Slot, source: Source) -> tuple[int, ...]:
-    return _expected(slot.bias_shape, -1, source)
 
 
 def _check_shape(target: str, expected: tuple[int, ...], checkpoint: Checkpoint, source: Source) -> None:
@@ -230,13 +231,14 @@ def _refuse_extra(
 
 
 def _read(filling: Filling, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    covered = sum(len(range(filling.shape[filling.row_axis])[s.rows]) for s in filling.sources)
+    covered = sum(len(range(filling.view[filling.row_axis])[s.rows]) for s in filling.sources)
     counted = any(s.index is not None for s in filling.sources)
-    num_rows = filling.shape[filling.row_axis] * (filling.shape[0] if counted else 1)
+    num_rows = filling.view[filling.row_axis] * (filling.view[0] if counted else 1)
     make = torch.empty if covered == num_rows else torch.zeros
     target = make(filling.shape, dtype=dtype, device=device)
+    view = target.view(filling.view)
     for source in filling.sources:
-        place = target if source.index is None else target[source.index]
+        place = view if source.index is None else view[source.index]
         axis = place.ndim + filling.row_axis
         place = place.narrow(axis, source.rows.start or 0, len(range(place.shape[axis])[source.rows]))
         values = checkpoint.read(source.name)

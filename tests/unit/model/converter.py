@@ -52,6 +52,7 @@ class Conversion:
         rotary_share: of a head, written as a number of dims.
         window_pattern: the file lists which layers slide.
         extra: metadata that config.json does not hold.
+        v_head_dim: of latent attention.
 
     """
 
@@ -62,6 +63,7 @@ class Conversion:
     rotary_share: float | None = None
     window_pattern: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    v_head_dim: int = 12
 
 
 def write_gguf(
@@ -162,6 +164,12 @@ def _tensors(
         if arch is gguf.MODEL_ARCH.STABLELM and "layernorm.norms" in name:
             layer = name.split(".")[2]
             out[f"blk.{layer}.attn_{'q' if '.q_' in name else 'k'}_norm.weight"] = tensor
+            continue
+        if arch is gguf.MODEL_ARCH.DEEPSEEK2 and "kv_b_proj" in name:
+            nope = tensor.view(num_heads, -1, tensor.shape[1]).shape[1] - conversion.v_head_dim
+            keys, values = tensor.view(num_heads, -1, tensor.shape[1]).split([nope, conversion.v_head_dim], 1)
+            at = f"blk.{name.split('.')[2]}"
+            out |= {f"{at}.attn_k_b.weight": keys.transpose(1, 2), f"{at}.attn_v_b.weight": values}
             continue
         target = names.get_name(name.replace(".sinks", ".sinks.weight"), (".weight", ".bias"))
         assert target is not None, f"the gguf package has no name for {name}"

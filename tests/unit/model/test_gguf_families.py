@@ -76,6 +76,26 @@ CONVERSIONS = {
         rotary_share=0.5,
     ),
 }
+DEEPSEEK = {
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "qk_head_dim": "attention.key_length_mla",
+    "v_head_dim": "attention.value_length_mla",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
+NORMED = {"norm_topk_prob": "expert_weights_norm"}
+LATENT: dict[str, Any] = {"attention.head_count_kv": 1, "attention.key_length": 24, "expert_gating_func": 2}
+CONVERSIONS |= {
+    "deepseek_v3-yarn": Conversion(
+        "DEEPSEEK2", DEEPSEEK | NORMED, extra=LATENT | {"rope.scaling.yarn_log_multiplier": 0.1}
+    ),
+    "deepseek_v3-no-q-rank": Conversion("DEEPSEEK2", DEEPSEEK, extra=LATENT),
+}
 # Files say less than configs do: these have what llama.cpp takes for granted.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2-by-head": ("gemma2", {"query_pre_attn_scalar": 32}),
@@ -118,6 +138,13 @@ def test_longrope_factors_come_as_tensors(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(tmp_path, path, Conversion("PHI3", also, extra={"rope.scaling.attn_factor": float(gain)}), tables)
     compare(Paged(describe_model(gguf_files(path), 64)), model, lengths=(40, 19))
+
+
+def test_experts_chosen_by_softmax_are_refused(tmp_path: Path) -> None:
+    CASES["deepseek_v3-no-q-rank"].save(tmp_path)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(tmp_path, path, Conversion("DEEPSEEK2", DEEPSEEK, extra=LATENT | {"expert_gating_func": 1}))
+    assert "experts chosen by softmax (DeepSeek 2) are not supported" in refusal(path, UnsupportedError)
 
 
 METADATA: dict[str, Any] = {

@@ -210,6 +210,24 @@ def gpt_oss_gguf(config: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
+SIGMOID = 2  # gguf.ExpertGatingFuncType
+
+
+def deepseek_gguf(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Such files count a head with its rope, and keep a tenth of what yarn multiplies the score's scale by."""
+    if config.get("scoring_func") != SIGMOID:
+        raise UnsupportedError("experts chosen by softmax (DeepSeek 2) are not supported, those by sigmoid are")
+    rope = dict(config["rope_parameters"])
+    if "yarn_log_multiplier" in rope:
+        rope["mscale"] = rope["mscale_all_dim"] = rope["yarn_log_multiplier"] * 10
+    return {
+        "qk_nope_head_dim": config["qk_head_dim"] - config["qk_rope_head_dim"],
+        "partial_rotary_factor": None,
+        "norm_topk_prob": config.get("norm_topk_prob", False),
+        "rope_parameters": rope,
+    }
+
+
 FAMILIES = (
     Family(
         "mixtral",
@@ -251,5 +269,12 @@ FAMILIES = (
         ignored=NEXT_TOKENS,
         gguf=GGUF("glm4moe", fixed=lambda config: {"use_qk_norm": config["qk_layernorm"]}),
     ),
-    Family("deepseek_v3", deepseek_v3, DEEPSEEK_NAMES, DEEPSEEK, ignored=NEXT_TOKENS),
+    Family(
+        "deepseek_v3",
+        deepseek_v3,
+        DEEPSEEK_NAMES,
+        DEEPSEEK,
+        ignored=NEXT_TOKENS,
+        gguf=GGUF("deepseek2", fixed=deepseek_gguf),
+    ),
 )
