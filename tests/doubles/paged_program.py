@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from octavo.contract import AttentionBatch, RowMode, Rows, StepBatch
+from octavo.contract import AttentionBatch, Platform, RowMode, Rows, StepBatch
 from octavo.hardware.resolve import OpResolver
 from octavo.model.describe import ModelDescription, load_weights
 from octavo.model.generic import GenericProgram
@@ -34,7 +34,12 @@ class Paged:
     """A description's program, with caches of scattered blocks filled with NaN where nobody wrote."""
 
     def __init__(
-        self, description: ModelDescription, *, max_model_len: int = 64, weights: dict[str, torch.Tensor] | None = None
+        self,
+        description: ModelDescription,
+        *,
+        max_model_len: int = 64,
+        weights: dict[str, torch.Tensor] | None = None,
+        platform: Platform | None = None,
     ) -> None:
         self.description = description
         dtype = torch.float32
@@ -42,7 +47,7 @@ class Paged:
             weights = load_weights(description, dtype=dtype, device=CPU, progress=False)
         self.weights = weights
         self.groups = kv_groups(description.spec, block_size=BLOCK_SIZE, dtype=dtype, kv_dtype=dtype)
-        resolver = OpResolver(ToyPlatform())
+        resolver = OpResolver(platform or ToyPlatform())
         self.program = GenericProgram(
             description.spec,
             weights,

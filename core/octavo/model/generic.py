@@ -25,6 +25,7 @@ from octavo.contract import (
     StepOutput,
     Support,
 )
+from octavo.contract.reference import by_element
 from octavo.errors import UnsupportedError
 from octavo.hardware.resolve import OpResolver
 from octavo.model.blocks import Blocks, NormBlock
@@ -149,7 +150,7 @@ class GenericProgram:
         if self._spec.logit_scale != 1.0:
             logits = logits * self._spec.logit_scale
         cap = self._spec.logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return logits if cap is None else cap * by_element(torch.tanh, logits / cap)
 
 
 @dataclass

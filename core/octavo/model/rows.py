@@ -103,7 +103,7 @@ def _fill(
 
     def mine(mode: RowMode) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Which entries of a mode are of this chunk, and the chunk's row of each."""
-        where = np.flatnonzero(np.isin(at[mode], distinct))
+        where = np.flatnonzero((at[mode] >= distinct[0]) & (at[mode] <= distinct[-1]))
         if not len(where):
             return None
         row = np.searchsorted(distinct, at[mode][where])
