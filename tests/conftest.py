@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from octavo.config import ENVIRONMENT_PREFIX, settings
 from octavo.model.files import resolve_model
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 # Two slow cores share the work, so an example may take its time; a failing one is printed to be run again.
 hypothesis.settings.register_profile("octavo", deadline=None, print_blob=True)
@@ -28,3 +32,11 @@ def plain_environment() -> Iterator[None]:
 def demo_file() -> Path:
     """The demo model's GGUF file, fetched on first use."""
     return resolve_model("demo", progress=False).path
+
+
+@pytest.fixture(scope="session")
+def demo_reference(demo_file: Path) -> "LlamaForCausalLM":
+    """The demo model in transformers, float32."""
+    from doubles.demo_reference import demo_in_transformers
+
+    return demo_in_transformers(demo_file)

@@ -85,6 +85,22 @@ class Bench:
             self.step()
         assert not self.executor.sequences, "the executor holds sequences that ended"
 
+    def check_counts(self) -> None:
+        """Tokens in are tokens computed or cached; what was computed twice says so."""
+        stats = self.scheduler.stats
+        known = sum(r.num_prompt_tokens for r in self.requests.values() if r.num_cached_tokens is not None)
+        assert stats.num_prompt_tokens == known
+        assert stats.num_recomputed_tokens == sum(r.num_recomputed_tokens for r in self.requests.values())
+        if stats.num_preemptions:
+            return
+        assert stats.num_recomputed_tokens == 0
+        computed = 0
+        for request in self.requests.values():
+            for seq in request.sequences:
+                start = (request.num_cached_tokens or 0) if seq.sample_index == 0 else request.num_prompt_tokens
+                computed += max(seq.num_once_computed - start, 0)
+        assert stats.num_computed_tokens == computed
+
     def check_tokens(self, name: str) -> None:
         request = self.requests[name]
         for index in range(request.params.n):
@@ -102,3 +118,4 @@ class Bench:
     def check_all(self) -> None:
         for name in self.requests:
             self.check_tokens(name)
+        self.check_counts()

@@ -1,9 +1,9 @@
 """From what a caller passes to a request the engine can run: tokens, checked parameters, a seed."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from octavo.errors import RequestError, shown
 from octavo.sampling_params import SamplingParams
@@ -12,7 +12,8 @@ from octavo.text.tokenizer import Tokenizer
 __all__ = ["Conversation", "Inputs", "Message", "Prompt", "TokenizedPrompt", "as_conversations", "as_prompts"]
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+TokenIds: TypeAlias = Sequence[int]
+Prompt: TypeAlias = str | TokenIds | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Inputs:
             changes["bad_words_token_ids"] = self._tokenizer.encode_bad_words(params.bad_words)
         return params.but(**changes) if changes else params
 
-    def _check_ids(self, ids: Sequence[int] | Mapping[int, float], name: str) -> None:
+    def _check_ids(self, ids: Iterable[object], name: str) -> None:
         for token_id in ids:
             if not _is_id(token_id) or not 0 <= token_id < self._num_ids:
                 raise RequestError(
@@ -114,5 +115,5 @@ class Inputs:
                 )
 
 
-def _is_id(value: object) -> bool:
+def _is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.cache.manager import BlockManager
 from octavo.config import EngineConfig
@@ -10,6 +10,7 @@ from octavo.executor.base import Executor
 from octavo.scheduler.messages import RequestUpdate
 from octavo.scheduler.request import Request
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.stats import SchedulerStats
 
 __all__ = ["EngineCore", "EngineStats"]
 
@@ -18,13 +19,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A glance at the engine between two steps."""
+    """A glance at the engine between two steps; `counts` grow over its life."""
 
     num_running: int
     num_waiting: int
     num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int
+    counts: SchedulerStats
 
 
 class EngineCore:
@@ -51,9 +53,14 @@ class EngineCore:
     @property
     def stats(self) -> EngineStats:
         """Queue and block counts."""
-        pool = self.manager.pool
+        pool, scheduler = self.manager.pool, self.scheduler
         return EngineStats(
-            len(self.scheduler.running), len(self.scheduler.waiting), pool.num_blocks, pool.num_used, pool.num_cached
+            len(scheduler.running),
+            len(scheduler.waiting),
+            pool.num_blocks,
+            pool.num_used,
+            pool.num_cached,
+            replace(scheduler.stats),
         )
 
     def add_request(self, request: Request) -> None:

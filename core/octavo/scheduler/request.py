@@ -44,6 +44,7 @@ class Sequence:
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed = 0
+        self.num_once_computed = 0  # the most that num_computed has been
         self.chain = chain
         self.swapped: SwappedTable | None = None
         self.finish_reason: FinishReason | None = None
@@ -104,7 +105,6 @@ class Request:
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_failed_steps = 0
-        self.is_suspect = False  # was in a step that failed: runs alone until a step succeeds
         self.error: str | None = None
         self.events: list[Event] = []
 

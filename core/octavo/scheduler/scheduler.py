@@ -20,6 +20,7 @@ from octavo.scheduler.messages import ModelRunnerOutput, NewSequence, RequestUpd
 from octavo.scheduler.policy import POLICIES
 from octavo.scheduler.queue import WaitingQueue
 from octavo.scheduler.request import FinishReason, Request, RequestState, Sequence
+from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.updates import Updates, finish_reason_of
 
 __all__ = ["Scheduler"]
@@ -68,7 +69,7 @@ class Scheduler:
         self._max_len = min(max_model_len, capacity)
         self._arrivals = itertools.count()
         self._seq_ids = itertools.count()
-        self._num_steps = 0
+        self.stats = SchedulerStats()
         self._sent: set[int] = set()  # sequences that the executor holds
         self._removed: list[int] = []
         self._suspects: dict[str, Request] = {}
@@ -136,9 +137,9 @@ class Scheduler:
         new = tuple(self._introduce(request, seq) for request, seq in step.new.values())
         self._sent.update(step.new)
         step.removed, self._removed = tuple(self._removed), []
-        self._num_steps += 1
+        self.stats.num_steps += 1
         return SchedulerOutput(
-            self._num_steps - 1,
+            self.stats.num_steps - 1,
             tuple(step.scheduled),
             new,
             step.removed,
@@ -168,6 +169,7 @@ class Scheduler:
         A request that was alone in the step fails with `message`. Several are computed again from what was
         published before, one at a time, so that the one at fault is found and the others go on.
         """
+        self.stats.num_failed_steps += 1
         requests = self._undo_step(message)
         for request in requests:
             request.num_failed_steps += 1
@@ -293,13 +295,14 @@ class Scheduler:
             self._step.swapped_in.append(request)
             for seq in request.live:
                 if seq.swapped is not None:
-                    request.num_recomputed_tokens += seq.num_computed - num_computed[seq.seq_id]
                     seq.num_computed, seq.swapped = num_computed[seq.seq_id], None
         else:
             self._start(request, request.live[0], match)
         request.state = RequestState.RUNNING
         if request.num_cached_tokens is None:
             request.num_cached_tokens = match.num_tokens
+            self.stats.num_prompt_tokens += request.num_prompt_tokens
+            self.stats.num_cached_prompt_tokens += match.num_tokens
         prefix = f"prefix hit {match.num_tokens} tokens, then {match.reason} at {match.position}"
         request.record("resumed" if resumed else "admitted", "swapped in" if tables else prefix)
 
@@ -410,12 +413,18 @@ class Scheduler:
         if seq.is_finished:
             return
         start, seq.num_computed = seq.num_computed, seq.num_computed + item.num_tokens
+        again = max(min(seq.num_computed, seq.num_once_computed) - start, 0)
+        seq.num_once_computed = max(seq.num_computed, seq.num_once_computed)
+        request.num_recomputed_tokens += again
+        self.stats.num_recomputed_tokens += again
+        self.stats.num_computed_tokens += item.num_tokens
+        self.stats.num_generated_tokens += len(item.samples)
         self.manager.publish(seq.seq_id, seq.token_ids, seq.chain, start, seq.num_computed)
         scored = result.prompt_logprobs.get(seq.seq_id, [])
         request.num_prompt_logprobs += len(scored)
         self._updates.of(request).prompt_logprobs.extend(scored)
         for sample in item.samples:
-            sample.num_computed = seq.num_computed
+            sample.num_computed = sample.num_once_computed = seq.num_computed
             token_id = result.token_ids[sample.seq_id]
             sample.token_ids.append(token_id)
             self._updates.add_token(request, sample, token_id, result.logprobs.get(sample.seq_id))
@@ -429,6 +438,7 @@ class Scheduler:
         """Take a running request off the device, with all its samples."""
         self.running.remove(request)
         request.num_preemptions += 1
+        self.stats.num_preemptions += 1
         held = [seq for seq in request.live if self.manager.has_table(seq.seq_id)]
         tables = None
         if swap and self._config.preemption_mode == "swap" and request.request_id not in self._suspects:
@@ -439,10 +449,10 @@ class Scheduler:
                 seq.swapped = tables[seq.seq_id]
             else:
                 self.manager.free(seq.seq_id)
-                request.num_recomputed_tokens += seq.num_computed
                 seq.num_computed = 0
         request.state = RequestState.WAITING if tables is None else RequestState.SWAPPED
         if tables is not None:
+            self.stats.num_swaps += 1
             self._step.swapped_out.append(request)
         self.waiting.push(request)
         request.record("preempted", f"{reason}; {'to be computed again' if tables is None else 'swapped out'}")
@@ -451,7 +461,6 @@ class Scheduler:
         for seq in request.live:
             if seq.swapped is not None:
                 self.manager.drop_swapped(seq.swapped)
-                request.num_recomputed_tokens += seq.num_computed
                 seq.swapped, seq.num_computed = None, 0
         if request.state is RequestState.SWAPPED:
             request.state = RequestState.WAITING

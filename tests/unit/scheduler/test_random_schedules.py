@@ -84,6 +84,8 @@ def test_each_request_gets_what_it_has_alone(
         bench.step()
     assert not bench.scheduler.requests
     assert bench.manager.pool.num_used == bench.manager.host_pool.num_used == 0
+    if not failures and not cut:
+        bench.check_counts()
     for name, request in bench.requests.items():
         if request.error is not None:
             assert "asked to fail" in request.error
