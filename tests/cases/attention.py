@@ -5,10 +5,39 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from cases import formulas
 
 from octavo.contract import AttentionBackend, AttentionBatch, AttentionSpec, KVCache
 
-__all__ = ["SPECS", "Sequences", "make_spec"]
+__all__ = [
+    "LENGTHS",
+    "MIXED",
+    "SPECS",
+    "TOLERANCE",
+    "WHOLE",
+    "Sequences",
+    "check_rows_alone",
+    "check_truth",
+    "make_spec",
+    "run",
+    "truth",
+]
+
+# Largest difference over the largest true value.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+LENGTHS = (1, 19, 50, 33)
+
+# (row, number of tokens) of each step. Whole prompts; then chunks that are no multiple of anything, decode beside
+# prefill, rows that sit a step out.
+WHOLE = [[(0, 1), (1, 19), (2, 50), (3, 33)]]
+MIXED = [
+    [(3, 5), (1, 19)],
+    [(2, 17), (0, 1), (3, 1)],
+    [(3, 1), (2, 1)],
+    [(2, 31), (3, 26)],
+    [(2, 1)],
+]
 
 
 def make_spec(
@@ -123,6 +152,52 @@ class Sequences:
             backend.attend(plan, 0, query, out, self.sinks)
         assert bool((guarded[0] == 7).all() and (guarded[-1] == 7).all()), "written outside of the output"
         return list(out.split([count for _, count in chunks]))
+
+
+def truth(sequences: Sequences, row: int) -> torch.Tensor:
+    """All positions of a row in float64, with keys and values as the cache rounds them."""
+    one, spec = sequences.rows[row], sequences.spec
+    key, value = (x.to(spec.kv_dtype) for x in (one.key, one.value))
+    facts = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap, "sinks": sequences.sinks}
+    return torch.from_numpy(formulas.attention(one.query, key, value, **facts))
+
+
+def run(
+    backend: AttentionBackend,
+    spec: AttentionSpec,
+    lengths: Sequence[int],
+    steps: Sequence[Sequence[tuple[int, int]]],
+    *,
+    fused: bool = False,
+) -> tuple[Sequences, list[torch.Tensor]]:
+    """The outputs of each row, joined over the steps."""
+    sequences = Sequences(spec, lengths)
+    cache = sequences.poisoned(backend)
+    outputs: list[list[torch.Tensor]] = [[] for _ in lengths]
+    for chunks in steps:
+        for (row, _), out in zip(chunks, sequences.step(backend, cache, chunks, fused=fused), strict=True):
+            outputs[row].append(out)
+    return sequences, [torch.cat(parts) for parts in outputs]
+
+
+def check_truth(sequences: Sequences, outputs: Sequence[torch.Tensor]) -> None:
+    """Each row equals dense attention in float64."""
+    for row, out in enumerate(outputs):
+        expected = truth(sequences, row)
+        assert out.shape == expected.shape
+        worst = (out.double() - expected).abs().max() / expected.abs().max()
+        assert worst <= TOLERANCE[sequences.spec.dtype]
+
+
+def check_rows_alone(backend: AttentionBackend, spec: AttentionSpec) -> None:
+    """A token's bits are the same whole, in chunks, token by token, in company and alone."""
+    _, whole = run(backend, spec, LENGTHS, WHOLE)
+    sequences, mixed = run(backend, spec, LENGTHS, MIXED, fused=True)
+    check_truth(sequences, mixed)
+    _, backwards = run(backend, spec, LENGTHS, [WHOLE[0][::-1]])
+    _, one_by_one = run(backend, spec, LENGTHS, [[(i, 1)] for i, length in enumerate(LENGTHS) for _ in range(length)])
+    for others in (mixed, backwards, one_by_one):
+        assert all(torch.equal(a, b) for a, b in zip(whole, others, strict=True))
 
 
 def _batch(start: np.ndarray, seq_lens: np.ndarray, table: np.ndarray, slots: np.ndarray) -> AttentionBatch:

@@ -1,80 +1,40 @@
 """The reference of paged attention against dense float64 attention, and its claim about rows, bit by bit."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from cases import formulas
-from cases.attention import SPECS, Sequences, make_spec
+from cases.attention import (
+    LENGTHS,
+    MIXED,
+    SPECS,
+    TOLERANCE,
+    WHOLE,
+    Sequences,
+    check_rows_alone,
+    check_truth,
+    make_spec,
+    run,
+    truth,
+)
 from hypothesis import given, settings
 
-from octavo.contract import AttentionBatch, AttentionSpec, KVCache
+from octavo.contract import AttentionBatch, KVCache
 from octavo.contract.reference_attention import ReferenceAttention
 
 BACKEND = ReferenceAttention(torch.device("cpu"))
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-LENGTHS = (1, 19, 50, 33)
-
-
-def truth(sequences: Sequences, row: int) -> torch.Tensor:
-    """All positions of a row, with keys and values as the cache rounds them."""
-    one, spec = sequences.rows[row], sequences.spec
-    key, value = (x.to(spec.kv_dtype) for x in (one.key, one.value))
-    facts = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap, "sinks": sequences.sinks}
-    return torch.from_numpy(formulas.attention(one.query, key, value, **facts))
-
-
-def run(
-    spec: AttentionSpec, lengths: Sequence[int], steps: Sequence[Sequence[tuple[int, int]]], *, fused: bool = False
-) -> tuple[Sequences, list[torch.Tensor]]:
-    """The outputs of each row, joined over the steps."""
-    sequences = Sequences(spec, lengths)
-    cache = sequences.poisoned(BACKEND)
-    outputs: list[list[torch.Tensor]] = [[] for _ in lengths]
-    for chunks in steps:
-        for (row, _), out in zip(chunks, sequences.step(BACKEND, cache, chunks, fused=fused), strict=True):
-            outputs[row].append(out)
-    return sequences, [torch.cat(parts) for parts in outputs]
-
-
-def check(sequences: Sequences, outputs: Sequence[torch.Tensor]) -> None:
-    for row, out in enumerate(outputs):
-        expected = truth(sequences, row)
-        assert out.shape == expected.shape
-        worst = (out.double() - expected).abs().max() / expected.abs().max()
-        assert worst <= TOLERANCE[sequences.spec.dtype]
-
-
-# Whole prompts; then chunks that are no multiple of anything, decode beside prefill, rows that sit a step out.
-WHOLE = [[(0, 1), (1, 19), (2, 50), (3, 33)]]
-MIXED = [
-    [(3, 5), (1, 19)],
-    [(2, 17), (0, 1), (3, 1)],
-    [(3, 1), (2, 1)],
-    [(2, 31), (3, 26)],
-    [(2, 1)],
-]
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_equals_dense_attention(name: str) -> None:
-    check(*run(SPECS[name], LENGTHS, WHOLE))
+    check_truth(*run(BACKEND, SPECS[name], LENGTHS, WHOLE))
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_tokens_bits_depend_on_its_own_sequence_alone(name: str) -> None:
-    """Whole, in chunks, token by token, in company and alone."""
-    spec = SPECS[name]
-    _, whole = run(spec, LENGTHS, WHOLE)
-    sequences, mixed = run(spec, LENGTHS, MIXED, fused=True)
-    check(sequences, mixed)
-    _, backwards = run(spec, LENGTHS, [WHOLE[0][::-1]])
-    _, one_by_one = run(spec, LENGTHS, [[(i, 1)] for i, length in enumerate(LENGTHS) for _ in range(length)])
-    for others in (mixed, backwards, one_by_one):
-        assert all(torch.equal(a, b) for a, b in zip(whole, others, strict=True))
+    check_rows_alone(BACKEND, SPECS[name])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -82,7 +42,7 @@ def test_a_tokens_bits_depend_on_its_own_sequence_alone(name: str) -> None:
 def test_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     spec = replace(make_spec((6, 2), 32, dtype=dtype), kv_dtype=kv_dtype)
     assert BACKEND.supports(spec)
-    check(*run(spec, LENGTHS, MIXED))
+    check_truth(*run(BACKEND, spec, LENGTHS, MIXED))
 
 
 @settings(max_examples=40)
@@ -112,8 +72,7 @@ def test_any_geometry_in_any_chunks(
         for row, count in step:
             left[row] -= count
         steps.append(step)
-    sequences, outputs = run(spec, lengths, steps)
-    check(sequences, outputs)
+    check_truth(*run(BACKEND, spec, lengths, steps))
 
 
 def test_blocks_that_left_the_window_are_not_read() -> None:

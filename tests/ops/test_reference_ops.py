@@ -5,8 +5,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from cases.formulas import FORMULAS
-from cases.ops import CASES, DTYPES, TOLERANCE, Draw, OpCase, error, results
+from cases.ops import CASES, DTYPES, Draw, OpCase, check_rows_alone, check_truth
 from hypothesis import given, settings
 
 from octavo.contract import (
@@ -24,12 +23,7 @@ REFERENCE: dict[str, OpImpl] = {impl.op: impl for impl in reference_ops()}
 
 
 def check(op: str, args: Any, dtype: torch.dtype, factor: float = 1.0) -> None:
-    truths = FORMULAS[op](args)
-    got = results(REFERENCE[op].fn(args))
-    assert len(got) == len(truths)
-    for one, truth in zip(got, truths, strict=True):
-        assert one.dtype == dtype
-        assert error(one, torch.from_numpy(truth)) <= TOLERANCE[dtype] * factor
+    check_truth(REFERENCE[op], args, dtype, factor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, *DTYPES], ids=str)
@@ -105,24 +99,7 @@ def test_rotation_happens_in_place() -> None:
 BY_ROW = [case for case in CASES if REFERENCE[case.op].row_invariant]
 
 
-def rows_of(args: Any, rows: slice) -> Any:
-    """The args of some of the rows, copied, since an op may write into them."""
-    whole = {"weight", "bias", "cos_sin", "eps", "weight_offset", "interleaved", "activation"}
-    cut = {
-        name: getattr(args, name) if name in whole else getattr(args, name)[rows].clone()
-        for name in type(args).__struct_fields__
-    }
-    return type(args)(**cut)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", BY_ROW, ids=str)
 def test_a_row_is_the_same_alone_and_in_company(case: OpCase, dtype: torch.dtype) -> None:
-    args = case.args(dtype)
-    fn = REFERENCE[case.op].fn
-    num_rows = len(getattr(args, type(args).__struct_fields__[0]))
-    alone = [results(fn(rows_of(args, slice(row, row + 1)))) for row in range(num_rows)]
-    together = results(fn(rows_of(args, slice(None))))
-    for row, parts in enumerate(alone):
-        for one, many in zip(parts, together, strict=True):
-            assert torch.equal(one[0], many[row])
+    check_rows_alone(REFERENCE[case.op], case, dtype)
