@@ -120,7 +120,7 @@ def _shards(folder: Path) -> list[Path]:
 
 def _open(path: Path) -> Any:
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is no sound safetensors file ({error}); fetch it again") from error
 
