@@ -37,12 +37,17 @@ def tree_of(readme: str) -> list[str]:
 
 
 def faults_of(tree: list[str], files: list[str]) -> list[str]:
-    """Where tree and files differ. A folder with nothing listed in it stands for all that it holds."""
+    """Where tree and files differ. A folder with nothing listed in it stands for all that it holds.
+
+    __init__.py and .gitignore need no line: that of their folder says all there is to say.
+    """
     faults = [f"{path} is listed twice" for path in sorted({path for path in tree if tree.count(path) > 1})]
     on_disk = {*files, *(f"{parent}/" for file in files for parent in PurePosixPath(file).parents)}
     faults += [f"{path} is listed and is not there" for path in tree if path not in on_disk]
     whole = {path for path in tree if path.endswith("/") and not any(p != path and p.startswith(path) for p in tree)}
     for file in files:
+        if PurePosixPath(file).name in ("__init__.py", ".gitignore"):
+            continue
         if file not in tree and not any(file.startswith(folder) for folder in whole):
             faults.append(f"{file} is there and is not listed")
     return faults
