@@ -16,6 +16,7 @@ from octavo.cache.manager import BlockChain, BlockManager
 from octavo.cache.prefix import PrefixMatch, root_hash
 from octavo.config import SchedulerConfig
 from octavo.errors import RequestError
+from octavo.scheduler.limits import Limits
 from octavo.scheduler.messages import ModelRunnerOutput, NewSequence, RequestUpdate, ScheduledSequence, SchedulerOutput
 from octavo.scheduler.policy import POLICIES
 from octavo.scheduler.queue import WaitingQueue
@@ -64,9 +65,7 @@ class Scheduler:
         self.waiting = WaitingQueue(self._policy)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-        capacity = manager.pool.num_blocks * manager.block_size
-        self._max_model_len = max_model_len
-        self._max_len = min(max_model_len, capacity)
+        self._limits = Limits(max_model_len, self._max_num_seqs, manager.pool.num_blocks, manager.block_size)
         self._arrivals = itertools.count()
         self._seq_ids = itertools.count()
         self.stats = SchedulerStats()
@@ -97,7 +96,7 @@ class Scheduler:
         """
         if request.request_id in self.requests:
             raise RequestError(f"a request with id {request.request_id!r} is under way", "request_id")
-        self._check_fits(request)
+        request.max_output_tokens = self._limits.max_output_tokens(request.num_prompt_tokens, request.params)
         request.arrival = next(self._arrivals)
         for index in range(request.params.n):
             chain = BlockChain(root_hash(request.salt), self.manager.block_size)
@@ -493,36 +492,3 @@ class Scheduler:
     def _fail(self, request: Request, message: str) -> None:
         request.error = message
         self._finish_all(request, "error")
-
-    def _check_fits(self, request: Request) -> None:
-        """Settle max_output_tokens, or refuse what no pool of this size could ever hold."""
-        num_prompt, params = request.num_prompt_tokens, request.params
-        if not num_prompt:
-            raise RequestError("the prompt has no tokens; at least one is needed", "prompt")
-        if params.n > self._max_num_seqs:
-            raise RequestError(f"n is {params.n}, at most {self._max_num_seqs} (max_num_seqs) run at once", "n")
-        most = self._max_len if params.n == 1 else self._max_len_of_samples(num_prompt, params.n)
-        wanted = params.max_tokens
-        if (num_prompt >= self._max_model_len and wanted != 0) or num_prompt > self._max_model_len:
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens and max_model_len is {self._max_model_len}, one of them for "
-                "output; shorten the prompt or raise max_model_len",
-                "prompt",
-            )
-        room = self._max_model_len - num_prompt
-        total = num_prompt + (min(1, room) if wanted is None else min(wanted, room))
-        if total > most:
-            raise RequestError(
-                f"{num_prompt} prompt tokens and {total - num_prompt} of output for n = {params.n} can never fit in "
-                f"the KV cache: at most {most} tokens in all; lower max_tokens, or raise num_blocks_override or "
-                "memory_utilization",
-                "max_tokens",
-            )
-        request.max_output_tokens = min(most - num_prompt, room if wanted is None else min(wanted, room))
-
-    def _max_len_of_samples(self, num_prompt: int, n: int) -> int:
-        """Tokens that each of n samples may reach when they share their prompt's full blocks and nothing else."""
-        size, num_blocks = self.manager.block_size, self.manager.pool.num_blocks
-        shared = num_prompt // size
-        own = (num_blocks - shared - 1) // n  # one block is the source of their copies
-        return min(self._max_model_len, (shared + max(own, 0)) * size)
