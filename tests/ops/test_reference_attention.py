@@ -45,7 +45,7 @@ def test_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     check_truth(*run(BACKEND, spec, LENGTHS, MIXED))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     block_size=st.integers(1, 20),
     ratio=st.integers(1, 4),
