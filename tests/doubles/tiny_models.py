@@ -25,11 +25,15 @@ class Tiny:
     config_class: str = ""
     model_class: str = ""
 
-    def make(self) -> tuple[Any, Any]:
-        """The config and a model with weights that matter: norms and biases away from 1 and 0."""
-        logging.getLogger("transformers").setLevel(logging.ERROR)
+    def config(self) -> Any:
+        """Transformers' config."""
         config_class = getattr(transformers, self.config_class or f"{self.name}Config")
-        config = config_class(**copy.deepcopy(self.arguments))
+        return config_class(**copy.deepcopy(self.arguments))
+
+    def make(self) -> Any:
+        """A model with weights that matter: norms and biases away from 1 and 0."""
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        config = self.config()
         config._attn_implementation = "eager"
         torch.manual_seed(0)
         with warnings.catch_warnings():
@@ -44,11 +48,11 @@ class Tiny:
                 else:
                     is_table = any(part in name for part in ("embed", "wte", "wpe"))
                     p.normal_(0, 0.5 if is_table else p.shape[fan_in] ** -0.5)
-        return config, model
+        return model
 
     def save(self, folder: Path) -> Any:
         """Write the model as a folder; returns transformers' model."""
-        _, model = self.make()
+        model = self.make()
         model.save_pretrained(folder)
         return model
 

@@ -71,6 +71,17 @@ CASES = {
     "qwen2-window": Tiny("Qwen2", base(use_sliding_window=True, sliding_window=8, max_window_layers=2)),
     "phi3-window": Tiny("Phi3", base(sliding_window=8)),
     "phi3-longrope-short": Tiny("Phi3", base(rope_parameters=longrope(8), original_max_position_embeddings=64)),
+    "ministral-window": Tiny(
+        "Ministral", base(head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"] * 2)
+    ),
+    "seed_oss": Tiny("SeedOss", base(head_dim=32, attention_out_bias=True)),
+    "helium": Tiny("Helium", base(head_dim=16)),
+    "glm": Tiny("Glm", base(head_dim=16)),
+    "arcee": Tiny("Arcee", base()),
+    "gemma": Tiny("Gemma", base(head_dim=32)),
+    "olmo-clip": Tiny("Olmo", base(clip_qkv=0.8)),
+    "cohere": Tiny("Cohere", base()),
+    "cohere-qk-norm": Tiny("Cohere", base(use_qk_norm=True, logit_scale=0.5)),
     "qwen3": Tiny("Qwen3", base(head_dim=32)),
     "gemma2": Tiny("Gemma2", base(**GEMMA)),
     "gemma3": Tiny(

@@ -36,6 +36,12 @@ CONVERSIONS = {
     "mistral-no-window": Conversion("LLAMA", permuted=True),
     "qwen2": Conversion("QWEN2"),
     "phi3-window": Conversion("PHI3", WINDOW),
+    "seed_oss": Conversion("SEED_OSS"),
+    "arcee": Conversion("ARCEE", permuted=True),
+    "gemma": Conversion("GEMMA", whole_norms=True),
+    "olmo-clip": Conversion("OLMO", {"clip_qkv": "attention.clamp_kqv"}, permuted=True),
+    "cohere": Conversion("COMMAND_R", {"logit_scale": "logit_scale"}),
+    "cohere-qk-norm": Conversion("COMMAND_R", {"logit_scale": "logit_scale"}),
     "qwen3": Conversion("QWEN3"),
     "gemma2-by-head": Conversion("GEMMA2", WINDOW | CAPS, whole_norms=True),
     "gemma3-by-head": Conversion("GEMMA3", WINDOW, whole_norms=True),
@@ -191,7 +197,7 @@ def test_an_architecture_that_is_not_known(tmp_path: Path) -> None:
     path = tmp_path / "foreign.gguf"
     write_tensors(path, "mamba", {}, {})
     text = refusal(path, UnsupportedError)
-    assert "architecture 'mamba' is not supported, supported are cohere2," in text
+    assert "architecture 'mamba' is not supported, supported are arcee, cohere2, command-r," in text
 
 
 def test_a_tensor_in_a_type_that_is_not_read(tmp_path: Path) -> None:

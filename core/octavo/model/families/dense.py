@@ -3,11 +3,14 @@
 from octavo.contract import DecoderSpec, Norm, QKNorm
 from octavo.model.config import ConfigView
 from octavo.model.families.base import FULL, GGUF, LLAMA, SLIDING, Family, edit, llama, rms, sliding_pattern
-from octavo.model.families.llama import PACKED, qwen2
+from octavo.model.families.llama import GLM, PACKED, PLAIN_MLP, qwen2
 
 __all__ = ["FAMILIES", "POST", "granite", "qwen3"]
 
 POST = {**LLAMA, "attn_post": "post_attention_layernorm", "mlp_post": "post_feedforward_layernorm"}
+
+
+SIDE_BY_SIDE = {"residual": "parallel_shared_norm", "mlp_pre": None}
 
 
 def qwen3(c: ConfigView, max_model_len: int) -> DecoderSpec:
@@ -25,6 +28,12 @@ def granite(c: ConfigView, max_model_len: int) -> DecoderSpec:
 
 
 MULTIPLIERS = {f"{name}_multiplier": 1.0 for name in ("attention", "residual", "embedding")} | {"logits_scaling": 1.0}
+
+
+def olmo(c: ConfigView, max_model_len: int) -> DecoderSpec:
+    """Norms without weights."""
+    spec = llama(c, max_model_len, norm=Norm(1e-5, "layer", weighted=False))
+    return edit(spec, attn={"qkv_clip": c.get("clip_qkv")})
 
 
 def olmo2(c: ConfigView, max_model_len: int, kinds: list[str] | None = None) -> DecoderSpec:
@@ -63,34 +72,40 @@ def glm4(c: ConfigView, max_model_len: int) -> DecoderSpec:
     return edit(llama(c, max_model_len, interleaved=True), layer={"attn_post": rms(c), "mlp_post": rms(c)})
 
 
-def ernie4_5(c: ConfigView, max_model_len: int) -> DecoderSpec:
-    return llama(c, max_model_len, interleaved=True)
+def cohere(c: ConfigView, max_model_len: int) -> DecoderSpec:
+    """Attention and MLP side by side behind one norm."""
+    norm = Norm(c.layer_norm_eps, "layer")
+    return edit(
+        llama(c, max_model_len, norm=norm, interleaved=True),
+        attn={"qk_norm": QKNorm(norm, "each_head") if c.use_qk_norm else None},
+        layer=SIDE_BY_SIDE,
+        logit_scale=c.logit_scale,
+    )
 
 
 def cohere2(c: ConfigView, max_model_len: int) -> DecoderSpec:
-    """Attention and MLP side by side; layers that see everything have no rope."""
+    """As Cohere; layers that see everything have no rope."""
     kinds = c.get("layer_types", sliding_pattern(c.num_hidden_layers, c.sliding_window_pattern))
     spec = llama(c, max_model_len, norm=Norm(c.layer_norm_eps, "layer"), kinds=kinds, interleaved=True)
     return edit(
         spec,
         attn=lambda i: _no_rope(kinds[i] == FULL),
-        layer={"residual": "parallel_shared_norm", "mlp_pre": None},
+        layer=SIDE_BY_SIDE,
         logit_scale=c.logit_scale,
     )
 
 
 def stablelm(c: ConfigView, max_model_len: int) -> DecoderSpec:
     norm = Norm(c.layer_norm_eps, "layer")
-    side_by_side = {"residual": "parallel_shared_norm", "mlp_pre": None} if c.use_parallel_residual else {}
     qk_norm = QKNorm(norm, "each_head") if c.qk_layernorm else None
-    return edit(llama(c, max_model_len, norm=norm), attn={"qk_norm": qk_norm}, layer=side_by_side)
+    layer = SIDE_BY_SIDE if c.use_parallel_residual else {}
+    return edit(llama(c, max_model_len, norm=norm), attn={"qk_norm": qk_norm}, layer=layer)
 
 
 def phi(c: ConfigView, max_model_len: int) -> DecoderSpec:
     norm = Norm(c.layer_norm_eps, "layer")
     spec = llama(c, max_model_len, norm=norm, gated=False)
-    side_by_side = {"residual": "parallel_shared_norm", "mlp_pre": None}
-    return edit(spec, attn={"qk_norm": QKNorm(norm) if c.qk_layernorm else None}, layer=side_by_side)
+    return edit(spec, attn={"qk_norm": QKNorm(norm) if c.qk_layernorm else None}, layer=SIDE_BY_SIDE)
 
 
 def starcoder2(c: ConfigView, max_model_len: int) -> DecoderSpec:
@@ -121,6 +136,7 @@ GLM4_NAMES = {**PACKED, "attn_post": "post_self_attn_layernorm", "mlp_post": "po
 FAMILIES = (
     Family("qwen3", qwen3, defaults={**WINDOW, "max_window_layers": 28, "head_dim": 128}, gguf=GGUF("qwen3")),
     Family("granite", granite, defaults=MULTIPLIERS, gguf=GGUF("granite", permuted=True)),
+    Family("olmo", olmo, gguf=GGUF("olmo", permuted=True)),
     Family("olmo2", olmo2, POST, {"rms_norm_eps": 1e-5}, gguf=GGUF("olmo2")),
     Family(
         "olmo3",
@@ -147,20 +163,20 @@ FAMILIES = (
         "glm4",
         glm4,
         GLM4_NAMES,
-        {"partial_rotary_factor": 0.5, "head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07},
+        GLM,
         gguf=GGUF("glm4"),
     ),
     Family(
-        "ernie4_5",
-        ernie4_5,
+        "cohere",
+        cohere,
         defaults={
             "rope_theta": 5e5,
-            "rms_norm_eps": 1e-5,
-            "head_dim": 128,
-            "num_key_value_heads": 2,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.0625,
+            "use_qk_norm": False,
             "tie_word_embeddings": True,
         },
-        gguf=GGUF("ernie4_5"),
+        gguf=GGUF("command-r", fixed=lambda config: {"use_qk_norm": config["qk_layernorm"]}),
     ),
     Family(
         "cohere2",
@@ -203,7 +219,7 @@ FAMILIES = (
     Family(
         "nemotron",
         nemotron,
-        {**LLAMA, "mlp.up": "mlp.up_proj"},
+        PLAIN_MLP,
         {"norm_eps": 1e-5, "hidden_act": "relu2", "partial_rotary_factor": 0.5, "norm_weight_offset": 1.0},
         gguf=GGUF("nemotron", fixed=lambda config: {"norm_weight_offset": 0.0}),  # they store whole norms
     ),

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.contract import DecoderSpec, QKNorm
+from octavo.errors import UnsupportedError
 from octavo.model.config import ConfigView
-from octavo.model.families.base import GGUF, Family, edit, llama, rms, sliding_pattern
+from octavo.model.families.base import GGUF, LLAMA, Family, edit, llama, rms, sliding_pattern
 from octavo.model.families.dense import POST
 
 __all__ = ["FAMILIES"]
@@ -13,7 +14,15 @@ __all__ = ["FAMILIES"]
 SANDWICH = {**POST, "mlp_pre": "pre_feedforward_layernorm"}
 
 
+def gemma(c: ConfigView, max_model_len: int) -> DecoderSpec:
+    spec = llama(c, max_model_len, norm=rms(c, weight_offset=c.norm_weight_offset))
+    mlp = {"activation": "gelu_tanh"}  # also where the first releases say "gelu"
+    return edit(spec, mlp=mlp, embedding_scale=c.hidden_size**0.5)
+
+
 def gemma2(c: ConfigView, max_model_len: int) -> DecoderSpec:
+    if c.get("use_bidirectional_attention"):
+        raise UnsupportedError("attention to later tokens (use_bidirectional_attention) is not supported")
     norm = rms(c, weight_offset=c.norm_weight_offset)
     kinds = sliding_pattern(c.num_hidden_layers, c.sliding_window_pattern)
     return edit(
@@ -49,7 +58,10 @@ def gguf_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"norm_weight_offset": 0.0, "query_pre_attn_scalar": scalar}
 
 
+GEMMA = {"head_dim": 256, "num_key_value_heads": 16, "norm_weight_offset": 1.0, "tie_word_embeddings": True}
+
 FAMILIES = (
+    Family("gemma", gemma, LLAMA, GEMMA, gguf=GGUF("gemma", fixed=lambda config: {"norm_weight_offset": 0.0})),
     Family(
         "gemma2",
         gemma2,
