@@ -101,10 +101,14 @@ def _refuse_problems(registry: Registry, name: str | None, num_known: int = 0) -
             logger.warning("%s; going on, since platform %r was named", problem, name)
         return
     broken = "; ".join(map(str, registry.problems))
-    raise PlatformError(
+    error = PlatformError(
         f"a plugin is installed but broken, and no platform was named: {broken}. "
         f"Mend or uninstall it, or set platform to one that serves ({_names(registry)}); `octavo info --debug` has more"
     )
+    for problem in registry.problems:
+        if problem.detail:
+            error.add_note(f"{problem.plugin}: {problem.detail}")  # shown where the error's own traceback is
+    raise error
 
 
 def _named(registry: Registry, name: str) -> PlatformInfo:

@@ -114,7 +114,7 @@ class Registry:
             distinct = dict.fromkeys(other for other, _ in same)
             if len(distinct) > 1:
                 origin = ", ".join(f"{p.distribution} {p.version}" for p in distinct)
-                reason = "several distributions use this name, so none of them is loaded; uninstall all but one"
+                reason = "several entry points have this name, so none of them is loaded; uninstall all but one"
                 self.problems.append(Problem(name, origin, "load", reason))
                 continue
             loaded, content = self._guard(plugin, "load", entry_point.load)
@@ -257,9 +257,9 @@ def version_refusal(version: tuple[int, int]) -> str | None:
     major = API_VERSION[0]
     if major - 1 <= version[0] <= major:
         return None
-    served = f"{major - 1} and {major}" if major else "0"
+    served = f"majors {major - 1} and {major}" if major else "major 0"
     given, ours = ".".join(map(str, version)), ".".join(map(str, API_VERSION))
-    return f"was written for contract {given}; this Octavo has {ours} and serves majors {served}"
+    return f"was written for contract {given}; this Octavo has {ours} and serves {served}"
 
 
 def one_line(error: BaseException) -> str:

@@ -22,11 +22,11 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def octavo(tmp_path: Path) -> Run:
     """Runs `octavo ...` with the distributions in `tmp_path` on the import path."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
         return subprocess.run(
             [sys.executable, "-m", "octavo.cli.main", *arguments],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, **environment},
             capture_output=True,
             text=True,
             timeout=120,
@@ -105,7 +105,7 @@ def test_a_broken_plugin_is_named_and_stops_the_start(tmp_path: Path, octavo: Ru
 def test_beside_a_broken_plugin_a_named_platform_is_shown(tmp_path: Path, octavo: Run) -> None:
     install_toy(tmp_path)
     install_broken(tmp_path)
-    done = octavo("info", "--platform", "toy", "--json")
+    done = octavo("info", "--json", OCTAVO_PLATFORM="toy")
     assert done.returncode == 1, "something is broken, whoever serves"
     report = json.loads(done.stdout)
     (problem,) = report["problems"]

@@ -103,6 +103,9 @@ def test_a_broken_plugin_stops_the_start(install: Callable[..., Registry]) -> No
     said = refused(registry)
     assert "plugin 'chip' (chip 3.1) failed in load: OSError: libchip.so: cannot open" in said
     assert "set platform to one that serves (host)" in said
+    with pytest.raises(PlatformError) as caught:
+        choose(registry)
+    assert 'chip_broken.py", line 1' in "".join(caught.value.__notes__), "the traceback comes along"
 
 
 def test_who_names_another_platform_goes_on_and_is_told(
