@@ -9,6 +9,8 @@ from octavo.cli.options import Formatter, add_settings, settings_of
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
+    import torch
+
     from octavo.config import EngineConfig
     from octavo.contract import AttentionSpec, OpSignature, Platform, PlatformInfo, Support
     from octavo.hardware.registry import Registry
@@ -183,7 +185,7 @@ def example_signatures(platform: "Platform") -> "list[OpSignature]":
         "in_features": 4096,
         "out_features": 4096,
     }
-    dtype = platform.capabilities().dtypes[0]
+    dtype = _preferred_dtype(platform)
     return [
         OpSignature(op.name, dtype, platform.device.type, tuple((trait, sizes[trait]) for trait in op.traits))
         for op in OPS.values()
@@ -202,10 +204,17 @@ def example_attention(platform: "Platform") -> "AttentionSpec":
         head_size=128,
         value_size=128,
         block_size=can.block_sizes[0] if can.block_sizes else 16,
-        dtype=can.dtypes[0],
-        kv_dtype=can.kv_cache_dtypes[0] if can.kv_cache_dtypes else can.dtypes[0],
+        dtype=_preferred_dtype(platform),
+        kv_dtype=can.kv_cache_dtypes[0] if can.kv_cache_dtypes else _preferred_dtype(platform),
         scale=128**-0.5,
     )
+
+
+def _preferred_dtype(platform: "Platform") -> "torch.dtype":
+    import torch
+
+    can = platform.capabilities()
+    return can.dtypes[0] if can.dtypes else torch.float32
 
 
 def _ops(manifest: "Manifest", row_invariant: "Support") -> dict[str, Any]:

@@ -11,6 +11,7 @@ from octavo.model.describe import ModelDescription
 
 __all__ = ["settle", "torch_dtype"]
 
+DEFAULT_BLOCK_SIZE = 16
 DEFAULT_STEP_TOKENS = 2048
 DEFAULT_SWAP_GIB = 4.0
 
@@ -66,17 +67,17 @@ def _dtype(given: str, description: ModelDescription, capabilities: Capabilities
     allowed = [_name(dtype) for dtype in capabilities.dtypes]
     if given == "auto":
         own = _name(description.dtype)
-        return own if own in allowed else allowed[0]
-    if given not in allowed:
+        return own if own in allowed or not allowed else allowed[0]
+    if allowed and given not in allowed:
         raise ConfigError(f"dtype {given} is not one of the platform's: {', '.join(allowed)}")
     return given
 
 
 def _kv_dtype(given: str, dtype: str, capabilities: Capabilities) -> str:
-    allowed = [_name(kv) for kv in capabilities.kv_cache_dtypes] or [dtype]
+    allowed = [_name(kv) for kv in capabilities.kv_cache_dtypes]
     if given == "auto":
-        return dtype if dtype in allowed else allowed[0]
-    if given not in allowed:
+        return dtype if dtype in allowed or not allowed else allowed[0]
+    if allowed and given not in allowed:
         raise ConfigError(f"kv_cache_dtype {given} is not one of the platform's: {', '.join(allowed)}")
     return given
 
@@ -95,7 +96,7 @@ def _max_model_len(given: int | None, description: ModelDescription) -> int:
 def _block_size(given: int | None, capabilities: Capabilities) -> int:
     sizes = capabilities.block_sizes
     if given is None:
-        return sizes[0]
+        return sizes[0] if sizes else DEFAULT_BLOCK_SIZE
     if sizes and given not in sizes:
         raise ConfigError(f"block_size {given} is not one of the platform's: {', '.join(map(str, sorted(sizes)))}")
     return given
