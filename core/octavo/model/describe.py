@@ -16,6 +16,7 @@ from octavo.gguf_file import GGUFFile
 from octavo.model.checkpoint import Checkpoint, SafetensorsCheckpoint, read_json
 from octavo.model.config import ConfigView
 from octavo.model.families import FAMILIES, Family
+from octavo.model.families.rope import num_positions
 from octavo.model.files import ModelFiles
 from octavo.model.gguf import GGUF_IGNORED, GGUF_NAMES, PERMUTED, GGUFCheckpoint
 from octavo.model.gguf_config import gguf_config
@@ -122,8 +123,7 @@ def _describe_folder(files: ModelFiles, max_model_len: int | None) -> ModelDescr
     _refuse_what_no_family_says(values, path)
     family = _family(values, path)
     c = ConfigView(values, str(path), family.defaults, family.aliases)
-    max_position = _positive(c, "max_position_embeddings", path)
-    spec = _build(family, c, max_model_len or max_position, path)
+    max_position, spec = _build(family, c, max_model_len, path)
     names = NameTable(family.names, family.ignored)
     checkpoint = SafetensorsCheckpoint(files.path) if any(files.path.glob("*.safetensors*")) else None
     num_parameters, dtype = None, c.get("dtype", c.get("torch_dtype"))
@@ -153,7 +153,8 @@ def _text_part(whole: Mapping[str, Any]) -> Mapping[str, Any]:
     nested = whole.get("text_config")
     if not isinstance(nested, dict):
         return whole
-    return {key: whole[key] for key in ("dtype", "torch_dtype", "quantization_config") if key in whole} | nested
+    shared = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+    return {key: whole[key] for key in shared if key in whole} | nested
 
 
 def _refuse_what_no_family_says(values: Mapping[str, Any], path: Path) -> None:
@@ -176,20 +177,18 @@ def _family(values: Mapping[str, Any], path: Path) -> Family:
     return FAMILIES[model_type]
 
 
-def _positive(c: ConfigView, key: str, path: Path) -> int:
-    value = getattr(c, key)
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"{path}: {key} must be a positive integer, it is {value!r}")
-    return value
-
-
-def _build(family: Family, c: ConfigView, max_model_len: int, path: Path) -> DecoderSpec:
+def _build(family: Family, c: ConfigView, max_model_len: int | None, path: Path) -> tuple[int, DecoderSpec]:
+    """How many positions the model serves, and its spec."""
     with _foreign_values(path, family.model_type):
-        spec = family.build(c, max_model_len)
+        most = c.max_position_embeddings
+        if not isinstance(most, int) or most < 1:
+            raise ModelError(f"max_position_embeddings must be a positive integer, it is {most!r}")
+        max_position = num_positions(c, max_model_len)
+        spec = family.build(c, max_model_len or max_position)
         for slot in slots(spec):
             if not all(isinstance(n, int) and n > 0 for n in slot.shape):
                 raise ValueError(f"{slot.name} would have shape {list(slot.shape)}")
-        return spec
+        return max_position, spec
 
 
 @contextmanager
@@ -221,8 +220,7 @@ def _describe_gguf(files: ModelFiles, max_model_len: int | None) -> ModelDescrip
         family, config = gguf_config(file)
     checkpoint = GGUFCheckpoint(file)
     c = ConfigView(config, str(files.path), family.defaults, family.aliases)
-    max_position = _positive(c, "max_position_embeddings", files.path)
-    spec = _build(family, c, max_model_len or max_position, files.path)
+    max_position, spec = _build(family, c, max_model_len, files.path)
     permuted = family.gguf is not None and family.gguf.permuted
     names = NameTable({**GGUF_NAMES, **(PERMUTED if permuted else {})}, GGUF_IGNORED)
     plan_weights(spec, names, checkpoint)

@@ -147,3 +147,36 @@ def test_settings_that_no_spec_says_are_refused() -> None:
         build("gpt2", {**base(), "scale_attn_by_inverse_layer_idx": True})
     with pytest.raises(UnsupportedError, match="swiglu_limit 5"):
         build("gpt_oss", {**base(num_local_experts=4, num_experts_per_tok=2), "swiglu_limit": 5.0})
+
+
+DYNAMIC = {"type": "dynamic", "factor": 4.0}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "asked", "served"),
+    [
+        (None, None, 256),
+        (None, 999, 256),
+        ({"type": "linear", "factor": 4.0}, 999, 256),
+        (YARN, None, 1024),
+        (YARN, 100, 1024),
+        (DYNAMIC, None, 256),
+        (DYNAMIC, 100, 256),
+        (DYNAMIC, 700, 700),
+        (DYNAMIC, 5000, 1024),
+    ],
+)
+def test_scaled_rope_serves_more_positions(
+    folder: Path, scaling: dict[str, Any] | None, asked: int | None, served: int
+) -> None:
+    change(folder, rope_parameters=None, rope_scaling=scaling, rope_theta=10000.0)
+    assert describe_model(folder_files(folder), asked).max_position == served
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_nested_decoder_may_be_tied_outside(tmp_path: Path, tied: bool) -> None:
+    nested = Tiny("Llama", base()).config().to_dict()
+    del nested["tie_word_embeddings"]
+    write(tmp_path, "config.json", {"model_type": "outer", "tie_word_embeddings": tied, "text_config": nested})
+    assert describe_model(folder_files(tmp_path)).spec.tied_embeddings is tied

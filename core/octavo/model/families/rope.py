@@ -14,7 +14,7 @@ from octavo.contract import Rope
 from octavo.errors import UnsupportedError
 from octavo.model.config import ConfigView
 
-__all__ = ["FULL", "SLIDING", "rope", "rope_parameters", "yarn_gain"]
+__all__ = ["FULL", "SLIDING", "num_positions", "rope", "rope_parameters", "yarn_gain"]
 
 FULL = "full_attention"  # kinds of layers, as configs call them
 SLIDING = "sliding_attention"
@@ -88,6 +88,20 @@ def rope_parameters(c: ConfigView, kind: str | None = None) -> dict[str, Any]:
     if "original_max_position_embeddings" in c:
         p["original_max_position_embeddings"] = c.original_max_position_embeddings
     return p
+
+
+def num_positions(c: ConfigView, max_model_len: int | None) -> int:
+    """How many positions the model serves: what its config says, or what its rope is scaled to.
+
+    Dynamic scaling blurs short texts where it stretches to long ones, so it stretches only as far as asked.
+    """
+    most = c.max_position_embeddings
+    p = rope_parameters(c, FULL)
+    if p["rope_type"] == "yarn" and p.get("factor") and p.get("original_max_position_embeddings"):
+        return int(max(most, p["original_max_position_embeddings"] * p["factor"]))
+    if p["rope_type"] == "dynamic" and max_model_len:
+        return int(max(most, min(max_model_len, most * p["factor"])))
+    return int(most)
 
 
 def yarn_gain(factor: float, mscale: float = 1.0) -> float:
