@@ -4,9 +4,10 @@ import difflib
 import logging
 from dataclasses import dataclass
 
-from octavo.contract import OpImpl, Platform, PlatformInfo
+from octavo.contract import Capabilities, OpImpl, Platform, PlatformInfo
 from octavo.errors import OctavoError, PlatformError
-from octavo.hardware.registry import Registry, one_line
+from octavo.hardware.registry import Registry
+from octavo.hardware.text import one_line
 
 __all__ = ["Choice", "choose", "choose_platform", "create_platform", "portable_ops"]
 
@@ -65,12 +66,16 @@ def create_platform(info: PlatformInfo, device: int = 0) -> Platform:
     """
     try:
         platform = info.create(device)
+        can = platform.capabilities() if isinstance(platform, Platform) else None
     except Exception as error:
         cause = str(error) if isinstance(error, OctavoError) else one_line(error)
         raise PlatformError(f"platform {info.name!r} failed to start on device {device}: {cause}") from error
     if not isinstance(platform, Platform):
         given = type(platform).__name__
         raise PlatformError(f"platform {info.name!r} failed to start: create() returned {given}, a Platform is needed")
+    if not isinstance(can, Capabilities):
+        given = type(can).__name__
+        raise PlatformError(f"platform {info.name!r} failed to start: capabilities() returned {given}")
     return platform
 
 

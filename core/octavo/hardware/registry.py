@@ -4,7 +4,6 @@ Whatever a plugin does wrong becomes a `Problem` that names it, its distribution
 others load. Finding and asking plugins touches no device: that begins with `PlatformInfo.create`.
 """
 
-import difflib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import pluggy
 
 from octavo.contract import ENTRY_POINT_GROUP, OPS, Capabilities, HookSpecs, OpImpl, PlatformInfo
 from octavo.contract.version import API_VERSION
+from octavo.hardware.text import nearest, one_line
 from octavo.hardware.watchdog import Watchdog
 
 __all__ = ["Plugin", "Problem", "Registry", "discover", "installed_entry_points"]
@@ -100,7 +100,7 @@ class Registry:
                 if impl.op in OPS:
                     offered.append(impl)
                 elif impl.api_minor <= API_VERSION[1]:
-                    reason = f"offers the unknown op {impl.op!r}{_nearest(impl.op, OPS)}"
+                    reason = f"offers the unknown op {impl.op!r}{nearest(impl.op, OPS)}"
                     self._add_problem(plugin, "octavo_ops", reason)
         return offered
 
@@ -142,7 +142,7 @@ class Registry:
             impl = next(impl for impl in caller.get_hookimpls() if impl.plugin is content)
             # A plugin of a later minor version marks a hook that we do not know yet as optional.
             if not caller.has_spec() and not impl.optionalhook:
-                return f"unknown hook {caller.name!r}{_nearest(caller.name, HOOKS)}"
+                return f"unknown hook {caller.name!r}{nearest(caller.name, HOOKS)}"
             if impl.hookwrapper or impl.wrapper:
                 return f"{caller.name} is a wrapper; a plugin answers for itself alone"
         if callers:
@@ -262,17 +262,7 @@ def version_refusal(version: tuple[int, int]) -> str | None:
     return f"was written for contract {given}; this Octavo has {ours} and serves {served}"
 
 
-def one_line(error: BaseException) -> str:
-    """Type and message, without line breaks."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
-
-
 def _describe(entry_point: EntryPoint) -> Plugin:
     dist = entry_point.dist
     name, version = (dist.name, dist.version) if dist is not None else ("unknown", "unknown")
     return Plugin(entry_point.name, str(name), str(version), entry_point.value)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"

@@ -15,11 +15,12 @@ from octavo.contract.reference import reference_ops
 from octavo.contract.reference_attention import ReferenceAttention
 from octavo.contract.version import API_VERSION
 from octavo.errors import PlatformError, UnsupportedError
+from octavo.hardware.text import nearest, one_line
 
 __all__ = ["Manifest", "ManifestRow", "OpResolver", "ResolvedOp", "Skipped"]
 
 
-_Asked = TypeVar("_Asked")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,23 @@ class OpResolver:
             shared_ops: portable implementations, from `Registry.ops`.
             strict: a faster implementation that was passed over is an error (`strict_ops`).
 
+        Raises:
+            PlatformError: the platform fails to say what it offers.
+
         """
-        offered = [*platform.ops(), *shared_ops, *reference_ops()]
+        own = _offers(platform, "ops", platform.ops, OpImpl)
+        for impl in own:
+            if impl.op not in OPS and impl.api_minor <= API_VERSION[1]:
+                raise PlatformError(
+                    f"platform {platform.name!r} offers the unknown op {impl.op!r}{nearest(impl.op, OPS)}"
+                )
+        offered = [*own, *shared_ops, *reference_ops()]
         self._ops: dict[str, list[OpImpl]] = {name: [] for name in OPS}
         for impl in sorted(offered, key=lambda impl: TIERS.index(impl.tier)):
             if impl.op in self._ops:  # an op of a later minor version of the contract is none of ours
                 self._ops[impl.op].append(impl)
         self._backends: list[AttentionBackend] = [
-            *platform.attention_backends(),
+            *_offers(platform, "attention_backends", platform.attention_backends, AttentionBackend),
             ReferenceAttention(platform.device),
         ]
         self._platform_name = platform.name
@@ -203,12 +213,28 @@ def _too_old(written_for: int, needed: int) -> Support:
     return Support.no(f"written for contract {major}.{written_for}, the call uses what {major}.{needed} added")
 
 
-def _ask(supports: Callable[[_Asked], Support], call: _Asked) -> Support:
+def _offers(platform: Platform, hook: str, ask: Callable[[], list[T]], kind: type[T]) -> list[T]:
+    """What a platform's hook returns.
+
+    Raises:
+        PlatformError: it raised, or returned something else.
+
+    """
+    try:
+        offered = ask()
+    except Exception as error:
+        raise PlatformError(f"platform {platform.name!r} failed in {hook}(): {one_line(error)}") from error
+    if not isinstance(offered, list | tuple) or not all(isinstance(item, kind) for item in offered):
+        raise PlatformError(f"platform {platform.name!r} failed in {hook}(): a list of {kind.__name__} is needed")
+    return list(offered)
+
+
+def _ask(supports: Callable[[T], Support], call: T) -> Support:
     """The answer, or a no that says how the question failed: a faulty predicate must not hide the next one."""
     try:
         answer = supports(call)
     except Exception as error:
-        return Support.no(f"its supports() raised {type(error).__name__}: {error}")
+        return Support.no(f"its supports() raised {one_line(error)}")
     if not isinstance(answer, Support):
         return Support.no(f"its supports() returned {type(answer).__name__}, a Support is needed")
     return answer

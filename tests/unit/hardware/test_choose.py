@@ -154,6 +154,15 @@ def test_a_platform_that_cannot_be_made_is_named() -> None:
         create_platform(info(lambda device: None))
 
 
+def test_a_platform_without_capabilities_is_named() -> None:
+    class Vague(ToyPlatform):
+        def capabilities(self) -> Any:
+            return {}
+
+    with pytest.raises(PlatformError, match=r"platform 'chip' failed to start: capabilities\(\) returned dict"):
+        create_platform(info(lambda device: Vague()))
+
+
 def test_a_platform_may_say_no_in_its_own_words() -> None:
     def create(device: int) -> Platform:
         raise PlatformError("chip 0 is in use by process 12")

@@ -1,5 +1,6 @@
 """From signature to function: the order of tiers, the reasons, freezing, and the manifest."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -163,6 +164,35 @@ def test_an_attention_backend_of_an_older_minor_never_sees_a_newer_field(monkeyp
     assert type(resolver.resolve_attention(capped)) is ReferenceAttention
     (row,) = [row for row in resolver.manifest.rows if "softcap" in row.call]
     assert row.skipped[0].reasons == ("written for contract 0.6, the call uses what 0.7 added",)
+
+
+def raising() -> list[Any]:
+    raise OSError("library is gone")
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "said"),
+    [
+        ("ops", raising, "platform 'toy' failed in ops(): OSError: library is gone"),
+        ("ops", lambda: None, "platform 'toy' failed in ops(): a list of OpImpl is needed"),
+        ("ops", lambda: [rms_norm], "platform 'toy' failed in ops(): a list of OpImpl is needed"),
+        ("attention_backends", raising, "platform 'toy' failed in attention_backends(): OSError: library is gone"),
+        ("attention_backends", lambda: ReferenceAttention, "a list of AttentionBackend is needed"),
+        ("ops", lambda: [OpImpl("rmsnorm", "p", "native", rms_norm)], "unknown op 'rmsnorm'; did you mean 'rms_norm'?"),
+    ],
+)
+def test_a_platform_that_fails_to_say_what_it_offers(
+    hook: str, answer: Callable[[], Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = ToyPlatform()
+    monkeypatch.setattr(platform, hook, answer)
+    with pytest.raises(PlatformError, match=re.escape(said)):
+        OpResolver(platform)
+
+
+def test_ops_of_a_later_minor_are_left_alone() -> None:
+    later = OpImpl("new_op", "p", "native", rms_norm, api_minor=99)
+    assert OpResolver(ToyPlatform([later])).resolve(NORM).fn is rms_norm
 
 
 class PickyAttention(ReferenceAttention):
