@@ -213,7 +213,7 @@ def _too_old(written_for: int, needed: int) -> Support:
     return Support.no(f"written for contract {major}.{written_for}, the call uses what {major}.{needed} added")
 
 
-def _offers(platform: Platform, hook: str, ask: Callable[[], list[T]], kind: type[T]) -> list[T]:
+def _offers(platform: Platform, hook: str, ask: Callable[[], list[T]], kind: type) -> list[T]:
     """What a platform's hook returns.
 
     Raises:
