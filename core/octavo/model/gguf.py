@@ -1,17 +1,17 @@
 """Weights from GGUF files: blocks to float32, and one name table for every architecture.
 
-Formats of blocks: https://github.com/ggml-org/ggml, ggml-common.h. Values are bit-equal to the gguf package's,
-which serves the rarer types; the common ones have their own code here, as a model's start waits for them.
+Formats of blocks: https://github.com/ggml-org/ggml, ggml-common.h. The gguf package unpacks them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize as package_dequantize
 
 from octavo.errors import UnsupportedError
 from octavo.gguf_file import GGUFFile
@@ -23,9 +23,7 @@ Type = GGMLQuantizationType
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-CHUNK_BLOCKS = 8192  # blocks at a time, so that what lies between stays in the cache
-LOW = np.uint8(0x0F)
-HIGH = np.uint8(4)
+CHUNK_ELEMENTS = 1 << 18  # at a time, so that what lies between stays in the cache, and is small
 
 # llama.cpp names tensors by their role, so one table serves every architecture.
 GGUF_NAMES: Mapping[str, str] = {
@@ -66,71 +64,22 @@ PERMUTED: Mapping[str, str] = {"attn.qkv": "attn_q:rope_halves attn_k:rope_halve
 GGUF_IGNORED = (r"(.*\.)?rope_freqs\.weight", r"(.*\.)?rope_factors_(long|short)\.weight", r"blk\.{num_layers}\..*")
 
 
-def _q4_0(blocks: Bytes, out: Floats) -> None:
-    scale, codes = _halves(blocks[:, :2]), blocks[:, 2:]
-    np.multiply((codes & LOW).view(np.int8) - np.int8(8), scale, out=out[:, :16], dtype=np.float32)
-    np.multiply((codes >> HIGH).view(np.int8) - np.int8(8), scale, out=out[:, 16:], dtype=np.float32)
-
-
-def _q4_1(blocks: Bytes, out: Floats) -> None:
-    scale_low, codes = _halves(blocks[:, :4]), blocks[:, 4:]
-    np.multiply(codes & LOW, scale_low[:, :1], out=out[:, :16], dtype=np.float32)
-    np.multiply(codes >> HIGH, scale_low[:, :1], out=out[:, 16:], dtype=np.float32)
-    out += scale_low[:, 1:]
-
-
-def _q8_0(blocks: Bytes, out: Floats) -> None:
-    np.multiply(blocks[:, 2:].view(np.int8), _halves(blocks[:, :2]), out=out, dtype=np.float32)
-
-
-def _f16(blocks: Bytes, out: Floats) -> None:
-    out[:] = _halves(blocks)
-
-
-def _bf16(blocks: Bytes, out: Floats) -> None:
-    np.left_shift(blocks.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
-
-
-def _f32(blocks: Bytes, out: Floats) -> None:
-    out[:] = blocks.view(np.float32)
-
-
-def _halves(columns: Bytes) -> Floats:
-    return np.ascontiguousarray(columns).view(np.float16).astype(np.float32)
-
-
-_FAST: Mapping[Type, Callable[[Bytes, Floats], None]] = {
-    Type.F32: _f32,
-    Type.F16: _f16,
-    Type.BF16: _bf16,
-    Type.Q4_0: _q4_0,
-    Type.Q4_1: _q4_1,
-    Type.Q8_0: _q8_0,
-}
-_PACKAGE = """Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_NL IQ4_XS
-TQ1_0 TQ2_0 MXFP4"""
-_SLOW = frozenset(kind for kind in Type if kind.name in _PACKAGE.split())  # older packages lack the latest
-GGUF_TYPES = frozenset(_FAST) | _SLOW  # that are read
+_READ = """F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS
+IQ3_S IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4"""
+GGUF_TYPES = frozenset(kind for kind in Type if kind.name in _READ.split())  # older packages lack the latest
 _FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 
 
 def dequantize(stored: Bytes, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Floats:
     """The values of a tensor of `shape` whose bytes in the file are `stored`, float32."""
-    if kind in _SLOW:
-        from gguf.quants import dequantize as package_dequantize  # takes a while to import
-
-        rows = stored.reshape(*shape[:-1], -1)
-        values: Floats = package_dequantize(rows, kind)
-        return values
     block_elements, block_bytes = GGML_QUANT_SIZES[kind]
-    per_block = max(1, 32 // block_elements)  # plain floats are blocks of one: take more of them at a time
-    if prod(shape) % (block_elements * per_block):
-        per_block = 1
-    blocks = stored.reshape(-1, block_bytes * per_block)
-    out = np.empty((len(blocks), block_elements * per_block), np.float32)
-    for start in range(0, len(blocks), CHUNK_BLOCKS):
-        chunk = slice(start, start + CHUNK_BLOCKS)
-        _FAST[kind](blocks[chunk], out[chunk])
+    blocks = stored.reshape(-1, block_bytes)
+    out = np.empty((len(blocks), block_elements), np.float32)
+    step = CHUNK_ELEMENTS // block_elements
+    for start in range(0, len(blocks), step):
+        chunk = slice(start, start + step)
+        one_row = blocks[chunk].reshape(1, -1)  # of many rows the package takes 16 at a time
+        out[chunk] = package_dequantize(one_row, kind).reshape(-1, block_elements)
     return out.reshape(shape)
 
 

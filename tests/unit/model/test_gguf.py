@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of infinite scales, in both codes
 @pytest.mark.parametrize("kind", sorted(GGUF_TYPES), ids=lambda kind: kind.name)
-@pytest.mark.parametrize("shape", [(1, 256), (3, 512), (2, 5, 256)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 256), (3, 512), (2, 5, 256), (1025, 512)], ids=str)
 def test_values_are_bit_equal_to_the_packages(kind: GGMLQuantizationType, shape: tuple[int, ...]) -> None:
     block_elements, block_bytes = GGML_QUANT_SIZES[kind]
     row_bytes = shape[-1] // block_elements * block_bytes
