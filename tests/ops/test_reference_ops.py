@@ -106,3 +106,18 @@ BY_ROW = [case for case in CASES if REFERENCE[case.op].row_invariant]
 @pytest.mark.parametrize("case", BY_ROW, ids=str)
 def test_a_row_is_the_same_alone_and_in_company(case: OpCase, dtype: torch.dtype) -> None:
     check_rows_alone(REFERENCE[case.op], case, dtype)
+
+
+@pytest.mark.parametrize("name", sorted((*ACTIVATIONS, *GATED_ACTIVATIONS)))
+def test_threads_that_share_a_large_step_change_no_bits(name: str) -> None:
+    """An odd width, so that the pieces of threads begin in the middle of rows and of vector registers."""
+    x = Draw(0, torch.float32).normal(67, 2 * 1537, scale=3)
+    num_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        together = REFERENCE["act_and_mul"].fn(ActAndMul(x, name))
+        torch.set_num_threads(1)
+        for row in range(0, 67, 6):
+            assert torch.equal(REFERENCE["act_and_mul"].fn(ActAndMul(x[row : row + 1], name))[0], together[row])
+    finally:
+        torch.set_num_threads(num_threads)
