@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo.contract import Moe, Support
+from octavo.contract.reference import by_element
 from octavo.model.blocks import Blocks
 
 __all__ = ["MoeBlock", "route"]
@@ -21,7 +22,7 @@ def route(scores: torch.Tensor, moe: Moe, correction: torch.Tensor | None = None
         ids [T, top_k] int64 and weights [T, top_k] float32.
 
     """
-    shares = scores.softmax(-1) if moe.score == "softmax" else scores.sigmoid()
+    shares = scores.softmax(-1) if moe.score == "softmax" else by_element(torch.sigmoid, scores)
     choice = shares if correction is None else shares + correction
     if moe.groups:
         by_group = choice.view(len(choice), moe.groups.num_groups, -1)
@@ -63,7 +64,7 @@ class MoeBlock:
         if self._shared is None:
             return y
         shared = self._shared(x)
-        return y + (shared * self._shared_gate(x).sigmoid() if self._shared_gate else shared)
+        return y + (shared * by_element(torch.sigmoid, self._shared_gate(x)) if self._shared_gate else shared)
 
     def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         up_bias = None if self._up_bias is None else self._up_bias[expert]
