@@ -1,4 +1,4 @@
-"""Gemma: norms around each branch that store their weights less 1, scaled embeddings, soft caps."""
+"""Gemma: norms that store their weights less 1, scaled embeddings, soft caps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +11,6 @@ from octavo.model.families.dense import POST
 
 __all__ = ["FAMILIES"]
 
-SANDWICH = {**POST, "mlp_pre": "pre_feedforward_layernorm"}
-
 
 def gemma(c: ConfigView, max_model_len: int) -> DecoderSpec:
     spec = llama(c, max_model_len, norm=rms(c, weight_offset=c.norm_weight_offset))
@@ -20,7 +18,19 @@ def gemma(c: ConfigView, max_model_len: int) -> DecoderSpec:
     return edit(spec, mlp=mlp, embedding_scale=c.hidden_size**0.5)
 
 
+WHOLE_NORMS = {"norm_weight_offset": 0.0}  # in GGUF files
+COMMON = {"head_dim": 256, "norm_weight_offset": 1.0, "tie_word_embeddings": True}
+GEMMA = Family(
+    "gemma",
+    gemma,
+    LLAMA,
+    {**COMMON, "num_key_value_heads": 16},
+    gguf=GGUF("gemma", fixed=lambda config: WHOLE_NORMS),
+)
+
+
 def gemma2(c: ConfigView, max_model_len: int) -> DecoderSpec:
+    """Norms before and after each branch."""
     if c.get("use_bidirectional_attention"):
         raise UnsupportedError("attention to later tokens (use_bidirectional_attention) is not supported")
     norm = rms(c, weight_offset=c.norm_weight_offset)
@@ -34,40 +44,40 @@ def gemma2(c: ConfigView, max_model_len: int) -> DecoderSpec:
     )
 
 
+def gguf_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Such files leave the scale of scores to the reader: the ones of 27 billion have their own."""
+    by_width = config["num_hidden_layers"] in (46, 62)
+    scalar = config["hidden_size"] // config["num_attention_heads"] if by_width else config["head_dim"]
+    return {**WHOLE_NORMS, "query_pre_attn_scalar": scalar}
+
+
+SANDWICH = {**POST, "mlp_pre": "pre_feedforward_layernorm"}
+COMMON2 = {
+    **COMMON,
+    "num_key_value_heads": 4,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
+GEMMA2 = Family(
+    "gemma2",
+    gemma2,
+    SANDWICH,
+    {**COMMON2, "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    gguf=GGUF("gemma2", fixed=gguf_values),
+)
+
+
 def gemma3(c: ConfigView, max_model_len: int) -> DecoderSpec:
     return edit(gemma2(c, max_model_len), attn={"qk_norm": QKNorm(rms(c, weight_offset=c.norm_weight_offset))})
 
 
-DEFAULTS = {
-    "sliding_window": 4096,
-    "query_pre_attn_scalar": 256,
-    "head_dim": 256,
-    "num_key_value_heads": 4,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "norm_weight_offset": 1.0,
-    "tie_word_embeddings": True,
-}
-CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-GEMMA3 = {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
-
-
-def gguf_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Such files store whole norms, and leave the score's scale to the reader: the 27 billion ones have their own."""
-    by_width = config["num_hidden_layers"] in (46, 62)
-    scalar = config["hidden_size"] // config["num_attention_heads"] if by_width else config["head_dim"]
-    return {"norm_weight_offset": 0.0, "query_pre_attn_scalar": scalar}
-
-
-GEMMA = {"head_dim": 256, "num_key_value_heads": 16, "norm_weight_offset": 1.0, "tie_word_embeddings": True}
-
-FAMILIES = (
-    Family("gemma", gemma, LLAMA, GEMMA, gguf=GGUF("gemma", fixed=lambda config: {"norm_weight_offset": 0.0})),
-    Family(
-        "gemma2",
-        gemma2,
-        SANDWICH,
-        {**DEFAULTS, **CAPS, "sliding_window_pattern": 2},
-        gguf=GGUF("gemma2", fixed=gguf_values),
-    ),
-    Family("gemma3_text", gemma3, SANDWICH, {**DEFAULTS, **GEMMA3}, gguf=GGUF("gemma3", fixed=gguf_values)),
+GEMMA3 = Family(
+    "gemma3_text",
+    gemma3,
+    SANDWICH,
+    {**COMMON2, "sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    gguf=GGUF("gemma3", fixed=gguf_values),
 )
+
+FAMILIES = (GEMMA, GEMMA2, GEMMA3)

@@ -6,14 +6,6 @@ from octavo.model.families.base import FULL, GGUF, LLAMA, SLIDING, Family, llama
 
 __all__ = ["FAMILIES", "GLM", "PACKED", "PLAIN_MLP", "qwen2"]
 
-PACKED = {
-    **LLAMA,
-    "attn.qkv": f"{LLAMA['attn.qkv']} | self_attn.qkv_proj",
-    "mlp.up": "mlp.gate_up_proj",
-}
-
-PLAIN_MLP = {**LLAMA, "mlp.up": "mlp.up_proj"}
-
 
 def plain_llama(c: ConfigView, max_model_len: int) -> DecoderSpec:
     return llama(c, max_model_len)
@@ -34,7 +26,11 @@ def arcee(c: ConfigView, max_model_len: int) -> DecoderSpec:
     return llama(c, max_model_len, gated=False)
 
 
-MINISTRAL = {"sliding_window": 4096, "num_key_value_heads": 8}
+PACKED = {**LLAMA, "attn.qkv": f"{LLAMA['attn.qkv']} | self_attn.qkv_proj", "mlp.up": "mlp.gate_up_proj"}
+PLAIN_MLP = {**LLAMA, "mlp.up": "mlp.up_proj"}
+
+MISTRAL = {"sliding_window": 4096, "num_key_value_heads": 8}
+GLM = {"partial_rotary_factor": 0.5, "head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}
 HELIUM = {"rope_theta": 1e5, "rms_norm_eps": 1e-8, "head_dim": 128, "num_key_value_heads": 20}
 ERNIE = {
     "rope_theta": 5e5,
@@ -43,12 +39,11 @@ ERNIE = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
-GLM = {"partial_rotary_factor": 0.5, "head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}
 
 FAMILIES = (
     Family("llama", plain_llama, gguf=GGUF("llama", permuted=True)),
-    Family("mistral", plain_llama, defaults=MINISTRAL),
-    Family("ministral", plain_llama, defaults=MINISTRAL),
+    Family("mistral", plain_llama, defaults=MISTRAL),
+    Family("ministral", plain_llama, defaults=MISTRAL),
     Family("qwen2", qwen2, defaults={"sliding_window": 4096, "max_window_layers": 28}, gguf=GGUF("qwen2")),
     Family("phi3", plain_llama, PACKED, {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}, gguf=GGUF("phi3")),
     Family("seed_oss", plain_llama, defaults={"head_dim": 128, "num_key_value_heads": 8}, gguf=GGUF("seed_oss")),
