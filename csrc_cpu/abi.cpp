@@ -1,6 +1,7 @@
 // The C ABI: checks arguments, decides how a call is cut into ranges, and runs them.
 
 #include <algorithm>
+#include <atomic>
 #include <new>
 #include <vector>
 
@@ -32,9 +33,7 @@ int norm(void (*Kernels::*kernel)(const Norm&, int64_t, int64_t), const Norm& a,
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-int64_t value_stride(const octavo_attention& g) {
-    return round_up(g.latent ? g.head_size : g.value_size, kValueAlign);
-}
+int64_t value_stride(const octavo_attention& g) { return round_up(g.latent ? g.head_size : g.value_size, kValueAlign); }
 
 bool sound_geometry(const octavo_attention& g) {
     const bool blocks = g.block_size >= 8 && (kChunk % g.block_size == 0 || g.block_size % kChunk == 0);
@@ -80,6 +79,20 @@ struct WorkLists {
     std::vector<float> partials;
 };
 
+int run_in_scratch(void (*step)(const Attend&, float*, int64_t, int64_t), const Attend& a, int64_t scratch_bytes,
+                   int64_t count, int64_t grain) {
+    std::atomic<bool> starved{false};
+    parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+        auto* scratch = static_cast<float*>(thread_scratch(size_t(scratch_bytes)));
+        if (scratch == nullptr) {
+            starved.store(true, std::memory_order_relaxed);
+        } else {
+            step(a, scratch, begin, end);
+        }
+    });
+    return starved.load(std::memory_order_relaxed) ? OCTAVO_NO_MEMORY : OCTAVO_OK;
+}
+
 int attend_split(const Kernels& k, Attend& a, WorkLists& lists, int64_t scratch_bytes, int64_t piece_grain) {
     const octavo_attention& g = *a.geometry;
     const int64_t floats_per_row = round_up(g.value_size, kValueAlign) + 2;
@@ -98,13 +111,9 @@ int attend_split(const Kernels& k, Attend& a, WorkLists& lists, int64_t scratch_
     a.pieces = lists.pieces.data();
     a.first_pieces = lists.first_pieces.data();
     a.partials = lists.partials.data();
-    parallel_for(int64_t(lists.pieces.size()), piece_grain, [&](int64_t begin, int64_t end) {
-        k.attend_pieces(a, static_cast<float*>(thread_scratch(size_t(scratch_bytes))), begin, end);
-    });
-    parallel_for(int64_t(lists.tiles.size()), 16, [&](int64_t begin, int64_t end) {
-        k.fold_tiles(a, static_cast<float*>(thread_scratch(size_t(scratch_bytes))), begin, end);
-    });
-    return OCTAVO_OK;
+    const int status = run_in_scratch(k.attend_pieces, a, scratch_bytes, int64_t(lists.pieces.size()), piece_grain);
+    if (status != OCTAVO_OK) return status;
+    return run_in_scratch(k.fold_tiles, a, scratch_bytes, int64_t(lists.tiles.size()), 16);
 }
 
 int attend(Attend& a) {
@@ -120,16 +129,13 @@ int attend(Attend& a) {
     int64_t num_pieces = 0;
     for (const Tile& tile : lists.tiles) num_pieces += tile.num_chunks;
     // Where tiles are too few to share out evenly, their chunks are. The sums are the same either way.
-    const bool split = num_threads() > 1 && num_tiles < 4 * num_threads() && num_pieces > num_tiles &&
-                       products >= 2 * kGrainProducts;
+    const bool split =
+        num_threads() > 1 && num_tiles < 4 * num_threads() && num_pieces > num_tiles && products >= 2 * kGrainProducts;
     if (split) {
         return attend_split(k, a, lists, scratch_bytes, std::max<int64_t>(1, num_pieces * kGrainProducts / products));
     }
     const int64_t grain = std::max<int64_t>(1, num_tiles * kGrainProducts / std::max<int64_t>(1, products));
-    parallel_for(num_tiles, grain, [&](int64_t begin, int64_t end) {
-        k.attend_tiles(a, static_cast<float*>(thread_scratch(size_t(scratch_bytes))), begin, end);
-    });
-    return OCTAVO_OK;
+    return run_in_scratch(k.attend_tiles, a, scratch_bytes, num_tiles, grain);
 }
 
 }  // namespace
@@ -264,8 +270,7 @@ int octavo_check_batch(const octavo_attention* g) {
 }
 
 int octavo_write_kv(const octavo_attention* g, void* cache, const void* key, int64_t key_token_stride,
-                    int64_t key_head_stride, const void* value, int64_t value_token_stride,
-                    int64_t value_head_stride) {
+                    int64_t key_head_stride, const void* value, int64_t value_token_stride, int64_t value_head_stride) {
     const WriteKv a = {g,
                        cache,
                        key,
@@ -304,8 +309,7 @@ int octavo_attend(const octavo_attention* g, void* out, int64_t out_token_stride
 }
 
 int octavo_copy_blocks(void* const* targets, const void* const* sources, int64_t num_layers, const int64_t* pairs,
-                       int64_t num_pairs, int64_t block_bytes, int64_t num_target_blocks,
-                       int64_t num_source_blocks) {
+                       int64_t num_pairs, int64_t block_bytes, int64_t num_target_blocks, int64_t num_source_blocks) {
     for (int64_t i = 0; i < num_pairs; ++i) {
         const int64_t from = pairs[2 * i], to = pairs[2 * i + 1];
         if (from < 0 || from >= num_source_blocks || to < 0 || to >= num_target_blocks) return OCTAVO_OUT_OF_RANGE;

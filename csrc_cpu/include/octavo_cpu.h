@@ -54,24 +54,23 @@ OCTAVO_API int octavo_num_threads(void);
 
 // out[n0, n1, hidden] = norm of x[n0, n1, hidden], x with strides s0 and s1, out contiguous. weight may be null.
 OCTAVO_API int octavo_rms_norm(void* out, const void* x, const void* weight, int64_t n0, int64_t n1, int64_t s0,
-                               int64_t s1, int64_t hidden, float eps, float weight_offset, int dtype,
-                               int weight_dtype);
+                               int64_t s1, int64_t hidden, float eps, float weight_offset, int dtype, int weight_dtype);
 // bias may be null; it has weight_dtype.
-OCTAVO_API int octavo_layer_norm(void* out, const void* x, const void* weight, const void* bias, int64_t n0,
-                                 int64_t n1, int64_t s0, int64_t s1, int64_t hidden, float eps,
-                                 float weight_offset, int dtype, int weight_dtype);
+OCTAVO_API int octavo_layer_norm(void* out, const void* x, const void* weight, const void* bias, int64_t n0, int64_t n1,
+                                 int64_t s0, int64_t s1, int64_t hidden, float eps, float weight_offset, int dtype,
+                                 int weight_dtype);
 // residual[rows, hidden] += x, and x = norm of it, both in place.
-OCTAVO_API int octavo_fused_add_rms_norm(void* x, void* residual, const void* weight, int64_t rows,
-                                         int64_t x_stride, int64_t residual_stride, int64_t hidden, float eps,
-                                         float weight_offset, int dtype, int weight_dtype);
+OCTAVO_API int octavo_fused_add_rms_norm(void* x, void* residual, const void* weight, int64_t rows, int64_t x_stride,
+                                         int64_t residual_stride, int64_t hidden, float eps, float weight_offset,
+                                         int dtype, int weight_dtype);
 
 // Rotates query[tokens, num_heads, >= rotary_dim] and key[tokens, num_kv_heads, ...] in place. cos_sin is
 // [num_positions, rotary_dim] float32: cosines, then sines.
 OCTAVO_API int octavo_rotary_embedding(void* query, void* key, const int64_t* positions, const float* cos_sin,
                                        int64_t tokens, int64_t num_heads, int64_t num_kv_heads,
-                                       int64_t query_token_stride, int64_t query_head_stride,
-                                       int64_t key_token_stride, int64_t key_head_stride, int64_t rotary_dim,
-                                       int64_t num_positions, int interleaved, int dtype);
+                                       int64_t query_token_stride, int64_t query_head_stride, int64_t key_token_stride,
+                                       int64_t key_head_stride, int64_t rotary_dim, int64_t num_positions,
+                                       int interleaved, int dtype);
 
 // out[size] = activation(x[size])
 OCTAVO_API int octavo_activation_apply(void* out, const void* x, int64_t size, int activation, int dtype);
@@ -86,8 +85,8 @@ typedef struct octavo_attention {
     int32_t num_heads, num_kv_heads, head_size, value_size, block_size;
     int32_t dtype, kv_dtype, latent;
     float scale;
-    float softcap;    // 0: none
-    int32_t window;   // 0: none
+    float softcap;   // 0: none
+    int32_t window;  // 0: none
     int32_t num_blocks;
     int32_t num_rows;
     int32_t num_tokens;              // of the step; query_start_loc[num_rows] at most
@@ -107,9 +106,9 @@ OCTAVO_API int octavo_write_kv(const octavo_attention* a, void* cache, const voi
                                int64_t key_head_stride, const void* value, int64_t value_token_stride,
                                int64_t value_head_stride);
 // out[num_tokens, num_heads, value_size] = causal attention of query to the cache. sinks [num_heads] or null.
-OCTAVO_API int octavo_attend(const octavo_attention* a, void* out, int64_t out_token_stride,
-                             int64_t out_head_stride, const void* query, int64_t query_token_stride,
-                             int64_t query_head_stride, const void* cache, const float* sinks);
+OCTAVO_API int octavo_attend(const octavo_attention* a, void* out, int64_t out_token_stride, int64_t out_head_stride,
+                             const void* query, int64_t query_token_stride, int64_t query_head_stride,
+                             const void* cache, const float* sinks);
 
 // For each of num_layers: block pairs[i][1] of target = block pairs[i][0] of source, block_bytes each.
 OCTAVO_API int octavo_copy_blocks(void* const* targets, const void* const* sources, int64_t num_layers,

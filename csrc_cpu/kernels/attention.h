@@ -1,4 +1,4 @@
-// Paged attention: prefill, decode and any mixture in one kernel, and the writes to the cache.
+// Paged attention: prefill, decode and any mixture in one kernel.
 //
 // A tile is up to kTileRows query rows (token, head) that share one KV head. The KV is walked in chunks of kChunk
 // positions that lie at multiples of kChunk. Within a chunk a row has its own maximum and sums; chunks are folded
@@ -9,149 +9,16 @@
 // feed the same products in the same order, and conversion is exact, so both give the same bits.
 #pragma once
 
+#include "cache.h"
 #include "numeric.h"
+#include "products.h"
 #include "table.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 
-// Rows and vectors of one register block.
-#if defined(__AVX512F__)
-constexpr int kRows = 6, kVectors = 4;
-#else
-constexpr int kRows = 6, kVectors = 2;
-#endif
-constexpr int kPanel = kVectors * kLanes;
 constexpr int kUnpackRows = 10;  // from so many query rows on unpacking pays
 constexpr float kNone = -__builtin_inff();
-
-static_assert(kChunk % kPanel == 0, "a chunk is whole panels");
-
-OCTAVO_INLINE int64_t value_stride(const octavo_attention& g) {
-    return round_up(g.latent ? g.head_size : g.value_size, kValueAlign);
-}
-OCTAVO_INLINE int64_t key_elements(const octavo_attention& g) {
-    return g.latent ? 0 : int64_t(g.head_size) * g.block_size;
-}
-OCTAVO_INLINE int64_t head_elements(const octavo_attention& g) {
-    return key_elements(g) + value_stride(g) * g.block_size;
-}
-
-// Keys of a panel: token n * kLanes + i of dim d is vectors[n][d * stride + i]. Where `ahead` is given, what lies
-// there in the same way is fetched meanwhile.
-template <class T>
-struct KeyVectors {
-    const T* vectors[kVectors];
-    const T* ahead[kVectors];
-    int64_t stride;
-};
-
-// s[r][0 .. kPanel) = sum over d of q[r][d] * keys[..][d], d ascending.
-template <int R, bool Ahead, class T>
-void score_block(const float* q, int64_t q_stride, int64_t head_size, const KeyVectors<T>& keys, float* s) {
-    constexpr int N = kVectors;
-    Floats sums[R][N] = {};
-    for (int64_t d = 0; d < head_size; ++d) {
-        Floats k[N];
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) {
-            k[n] = load(keys.vectors[n] + d * keys.stride);
-            if constexpr (Ahead) prefetch(keys.ahead[n], d * keys.stride);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const Floats x = splat(q[r * q_stride + d]);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) sums[r][n] = fma(x, k[n], sums[r][n]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) store(s + r * kChunk + n * kLanes, sums[r][n]);
-    }
-}
-
-// Value rows of a chunk, as they lie: token t is row t % rows_per_block of blocks[t / rows_per_block]. The block
-// `ahead` further on is fetched meanwhile; 0: none is.
-template <class T>
-struct ValueRows {
-    const T* const* blocks;
-    int rows_per_block;
-    int64_t stride;
-    int ahead;
-};
-
-// o[r][0 .. N * kLanes) = sum over t in [first, last) of p[r][t] * values[t][offset ..], t ascending.
-template <int R, int N, bool Ahead, class T>
-void value_block(const float* p, const ValueRows<T>& values, int64_t offset, int first, int last, float* o,
-                 int64_t o_stride) {
-    Floats sums[R][N] = {};
-    for (int t = first; t < last;) {
-        const int block = t / values.rows_per_block;
-        int64_t at = (t - block * values.rows_per_block) * values.stride + offset;
-        const T* const v = values.blocks[block];
-        const T* const next = values.blocks[block + values.ahead];
-        const int stop = smaller(last, (block + 1) * values.rows_per_block);
-        for (; t < stop; ++t, at += values.stride) {
-            Floats x[N];
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) {
-                x[n] = load(v + at + n * kLanes);
-                if constexpr (Ahead) prefetch(next, at + n * kLanes);
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const Floats w = splat(p[r * kChunk + t]);
-#pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) sums[r][n] = fma(w, x[n], sums[r][n]);
-            }
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) store(o + r * o_stride + n * kLanes, sums[r][n]);
-    }
-}
-
-template <bool Ahead, class T>
-void score_rows(int rows, const float* q, int64_t q_stride, int64_t head_size, const KeyVectors<T>& keys, float* s) {
-    switch (rows) {
-        case 1: return score_block<1, Ahead>(q, q_stride, head_size, keys, s);
-        case 2: return score_block<2, Ahead>(q, q_stride, head_size, keys, s);
-        case 3: return score_block<3, Ahead>(q, q_stride, head_size, keys, s);
-        case 4: return score_block<4, Ahead>(q, q_stride, head_size, keys, s);
-        case 5: return score_block<5, Ahead>(q, q_stride, head_size, keys, s);
-        default: return score_block<6, Ahead>(q, q_stride, head_size, keys, s);
-    }
-}
-
-template <int N, bool Ahead, class T>
-void value_rows(int rows, const float* p, const ValueRows<T>& values, int64_t offset, int first, int last, float* o,
-                int64_t o_stride) {
-    switch (rows) {
-        case 1: return value_block<1, N, Ahead>(p, values, offset, first, last, o, o_stride);
-        case 2: return value_block<2, N, Ahead>(p, values, offset, first, last, o, o_stride);
-        case 3: return value_block<3, N, Ahead>(p, values, offset, first, last, o, o_stride);
-        case 4: return value_block<4, N, Ahead>(p, values, offset, first, last, o, o_stride);
-        case 5: return value_block<5, N, Ahead>(p, values, offset, first, last, o, o_stride);
-        default: return value_block<6, N, Ahead>(p, values, offset, first, last, o, o_stride);
-    }
-}
-
-template <bool Ahead, class T>
-void value_columns(int vectors, int rows, const float* p, const ValueRows<T>& values, int64_t offset, int first,
-                   int last, float* o, int64_t o_stride) {
-    switch (vectors) {
-        case 1: return value_rows<1, Ahead>(rows, p, values, offset, first, last, o, o_stride);
-#if defined(__AVX512F__)
-        case 2: return value_rows<2, Ahead>(rows, p, values, offset, first, last, o, o_stride);
-        case 3: return value_rows<3, Ahead>(rows, p, values, offset, first, last, o, o_stride);
-#endif
-        default: return value_rows<kVectors, Ahead>(rows, p, values, offset, first, last, o, o_stride);
-    }
-}
 
 // Where the parts of a thread's scratch begin, in floats.
 struct Workspace {
@@ -176,28 +43,6 @@ struct Workspace {
         max = chunk_sum + kTileRows;
         sum = max + kTileRows;
     }
-};
-
-// What a tile's chunks have in common.
-struct TileView {
-    const octavo_attention& g;
-    const Tile& tile;
-    int rows;
-    int first_position;  // of the tile's first token
-    const int32_t* table;
-
-    TileView(const octavo_attention& geometry, const Tile& t)
-        : g(geometry),
-          tile(t),
-          rows(t.num_tokens * t.num_heads),
-          first_position(geometry.seq_lens[t.row] -
-                         (geometry.query_start_loc[t.row + 1] - geometry.query_start_loc[t.row]) + t.first_token),
-          table(geometry.block_table + t.row * geometry.block_table_stride) {}
-
-    int64_t token(int i) const { return int64_t(g.query_start_loc[tile.row]) + tile.first_token + i; }
-    int last_position() const { return first_position + tile.num_tokens - 1; }
-    // The first position that the token at `position` sees.
-    int first_seen(int position) const { return g.window > 0 ? larger(0, position + 1 - g.window) : 0; }
 };
 
 template <class T>
@@ -259,88 +104,6 @@ OCTAVO_INLINE void soften_row(float* s, int first_vector, int last_vector, int l
     row_sum = sum(total);
 }
 
-// A chunk's blocks as the cache holds them, and their unpacked forms.
-template <class T>
-struct ChunkBlocks {
-    // Keys of the chunk, its values, and keys of the next: the order in which they are read.
-    const T* regions[3 * (kChunk / 8)] = {};
-    int num_blocks;
-    const T* const* keys = regions;
-    const T* const* values;
-
-    // Of positions [begin + first, begin + last) of the tile's `end`; entries of the table before them may be
-    // stale and are not read.
-    ChunkBlocks(const Attend& a, const TileView& view, int begin, int first, int last) {
-        const octavo_attention& g = view.g;
-        const int home = begin / g.block_size, end = (begin + last - 1) / g.block_size + 1;
-        num_blocks = end - home;
-        values = regions + num_blocks;
-        const auto block = [&](int b) {
-            const int64_t index = int64_t(view.table[b]) * g.num_kv_heads + view.tile.kv_head;
-            return static_cast<const T*>(a.cache) + index * head_elements(g);
-        };
-        for (int b = (begin + first) / g.block_size; b < end; ++b) {
-            const T* key = block(b);
-            const T* value = key + key_elements(g);
-            // A block may be several chunks long: point at this chunk's part of it.
-            const int skipped = larger(0, begin - b * g.block_size);
-            regions[b - home] = key + (g.latent ? skipped * value_stride(g) : skipped);
-            regions[num_blocks + b - home] = value + skipped * value_stride(g);
-        }
-        const int last_block = view.last_position() / g.block_size;
-        for (int b = end; b <= smaller(last_block, end + ahead(g) - 1); ++b) {
-            regions[2 * num_blocks + b - end] = block(b);
-        }
-    }
-
-    // Blocks between what is read and what is fetched for later.
-    static int ahead(const octavo_attention& g) { return larger(1, kPanel / g.block_size); }
-
-    // keys[d * stride ..] of kLanes tokens from `token` on, where blocks hold whole vectors.
-    const T* key_vector(const octavo_attention& g, int token) const {
-        return keys[token / g.block_size] + token % g.block_size;
-    }
-
-    // panels[d][kPanel], one after another, of tokens [first, last) rounded out to vectors.
-    void unpack_keys(const octavo_attention& g, int first, int last, float* panels) const {
-        for (int t = first / kLanes * kLanes; t < last; t += kLanes) {
-            float* to = panels + t / kPanel * (int64_t(kPanel) * g.head_size) + t % kPanel;
-            if (g.block_size % kLanes == 0) {
-                const T* from = key_vector(g, t);
-                for (int64_t d = 0; d < g.head_size; ++d) store(to + d * kPanel, load(from + d * g.block_size));
-            } else if constexpr (kLanes > 8) {  // a vector spans two blocks of 8, of which one may be out of reach
-                const T* low = t + 8 > first ? key_vector(g, t) : key_vector(g, t + 8);
-                const T* high = t + 8 < last ? key_vector(g, t + 8) : low;
-                for (int64_t d = 0; d < g.head_size; ++d, low += g.block_size, high += g.block_size) {
-                    T both[kLanes];
-                    std::memcpy(both, low, 8 * sizeof(T));
-                    std::memcpy(both + 8, high, 8 * sizeof(T));
-                    store(to + d * kPanel, load(both));
-                }
-            }
-        }
-    }
-
-    void unpack_latent_keys(const octavo_attention& g, int first, int last, float* panels, float* row) const {
-        for (int t = first; t < last; ++t) {
-            const T* from = keys[t / g.block_size] + t % g.block_size * value_stride(g);
-            for (int64_t d = 0; d < value_stride(g); d += kLanes) store(row + d, load(from + d));
-            float* to = panels + t / kPanel * (int64_t(kPanel) * g.head_size) + t % kPanel;
-            for (int64_t d = 0; d < g.head_size; ++d) to[d * kPanel] = row[d];
-        }
-    }
-
-    // panels[t][kPanel], one after another, of tokens [first, last).
-    void unpack_values(const octavo_attention& g, int first, int last, int64_t width, float* panels) const {
-        for (int t = first; t < last; ++t) {
-            const T* from = values[t / g.block_size] + t % g.block_size * value_stride(g);
-            for (int64_t d = 0; d < width; d += kLanes) {
-                store(panels + d / kPanel * (int64_t(kPanel) * kChunk) + t * kPanel + d % kPanel, load(from + d));
-            }
-        }
-    }
-};
-
 // The sums of one chunk: chunk_max, chunk_sum and out [rows][out_stride]. A row that sees nothing of the chunk has
 // maximum kNone.
 template <class T>
@@ -390,9 +153,8 @@ void attend_chunk(const Attend& a, const TileView& view, int chunk, const Worksp
 
     for (int r = 0; r < view.rows; ++r) {
         const int position = view.first_position + r / view.tile.num_heads;
-        soften_row(w.scores + r * kChunk, first_vector, last_vector,
-                   larger(0, view.first_seen(position) - begin), smaller(kChunk, position + 1 - begin), g.scale,
-                   g.softcap, chunk_max[r], chunk_sum[r]);
+        soften_row(w.scores + r * kChunk, first_vector, last_vector, larger(0, view.first_seen(position) - begin),
+                   smaller(kChunk, position + 1 - begin), g.scale, g.softcap, chunk_max[r], chunk_sum[r]);
     }
 
     const bool unpack_values = view.rows >= kUnpackRows;
@@ -528,40 +290,6 @@ inline void fold_tiles(const Attend& a, float* scratch, int64_t begin, int64_t e
 }
 
 inline int64_t attend_scratch(const octavo_attention& g) { return Workspace::size(g); }
-
-// Activation of dtype A to cache of dtype T.
-template <class A, class T>
-void write_tokens(const WriteKv& a, int64_t begin, int64_t end) {
-    const octavo_attention& g = *a.geometry;
-    const int64_t stride = value_stride(g);
-    for (int64_t token = begin; token < end; ++token) {
-        const int64_t slot = g.slots[token];
-        if (slot < 0) continue;
-        const int64_t block = slot / g.block_size, offset = slot % g.block_size;
-        T* head = static_cast<T*>(a.cache) + block * g.num_kv_heads * head_elements(g);
-        const A* key = static_cast<const A*>(a.key) + token * a.key_token_stride;
-        const A* value = static_cast<const A*>(a.value) + token * a.value_token_stride;
-        for (int h = 0; h < g.num_kv_heads; ++h, head += head_elements(g), key += a.key_head_stride) {
-            if (g.latent) {
-                T* row = head + offset * stride;
-                for_each_vector(g.head_size,
-                                [&](int64_t d, auto get, auto put) OCTAVO_LAMBDA { put(row + d, get(key + d)); });
-                continue;
-            }
-            T* column = head + offset;
-            for (int64_t d = 0; d < g.head_size; d += kLanes) {
-                const int64_t n = smaller<int64_t>(kLanes, g.head_size - d);
-                T lanes[kLanes];
-                store(lanes, n == kLanes ? load(key + d) : load_first(key + d, n));
-                for (int64_t i = 0; i < n; ++i) column[(d + i) * g.block_size] = lanes[i];
-            }
-            T* row = head + key_elements(g) + offset * stride;
-            for_each_vector(g.value_size,
-                            [&](int64_t d, auto get, auto put) OCTAVO_LAMBDA { put(row + d, get(value + d)); });
-            value += a.value_head_stride;
-        }
-    }
-}
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

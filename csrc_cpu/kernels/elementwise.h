@@ -84,9 +84,8 @@ template <class T, int Kind>
 void activate_range(const Activate& a, int64_t begin, int64_t end) {
     const T* x = static_cast<const T*>(a.x) + begin;
     T* out = static_cast<T*>(a.out) + begin;
-    for_each_vector(end - begin, [&](int64_t i, auto get, auto put) OCTAVO_LAMBDA {
-        put(out + i, activate<Kind>(get(x + i)));
-    });
+    for_each_vector(end - begin,
+                    [&](int64_t i, auto get, auto put) OCTAVO_LAMBDA { put(out + i, activate<Kind>(get(x + i))); });
 }
 
 template <class T, int Kind>
@@ -95,9 +94,8 @@ void gate_rows(const Activate& a, int64_t begin, int64_t end) {
         const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
         const T* up = x + a.width;
         T* out = static_cast<T*>(a.out) + row * a.width;
-        for_each_vector(a.width, [&](int64_t i, auto get, auto put) OCTAVO_LAMBDA {
-            put(out + i, gate<Kind>(get(x + i), get(up + i)));
-        });
+        for_each_vector(a.width, [&](int64_t i, auto get, auto put)
+                                     OCTAVO_LAMBDA { put(out + i, gate<Kind>(get(x + i), get(up + i))); });
     }
 }
 

@@ -96,8 +96,18 @@ void write_kv(const WriteKv& a, int64_t begin, int64_t end) {
 
 extern const Kernels kernels;
 const Kernels kernels = {
-    OCTAVO_STRING(OCTAVO_ISA), rms_norm, fused_add_rms_norm, layer_norm,   rotary_embedding, activation, act_and_mul,
-    write_kv,                  attend_scratch, attend_tiles,  attend_pieces, fold_tiles,
+    OCTAVO_STRING(OCTAVO_ISA),
+    rms_norm,
+    fused_add_rms_norm,
+    layer_norm,
+    rotary_embedding,
+    activation,
+    act_and_mul,
+    write_kv,
+    attend_scratch,
+    attend_tiles,
+    attend_pieces,
+    fold_tiles,
 };
 
 }  // namespace OCTAVO_ISA

@@ -79,13 +79,12 @@ void fused_add_rms_norm_rows(const Norm& a, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
         T* x = static_cast<T*>(a.out) + row * a.outer_stride;
         T* residual = static_cast<T*>(a.residual) + row * a.residual_stride;
-        for_each_vector(a.hidden, [&](int64_t i, auto get, auto put) OCTAVO_LAMBDA {
-            put(residual + i, get(x + i) + get(residual + i));
-        });
+        for_each_vector(a.hidden, [&](int64_t i, auto get, auto put)
+                                      OCTAVO_LAMBDA { put(residual + i, get(x + i) + get(residual + i)); });
         // From the rounded sum, as the two ops one after another would.
         const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(residual, a.hidden, 0.0f) / float(a.hidden) + a.eps);
-        scale_row(x, residual, static_cast<const W*>(a.weight), static_cast<const W*>(nullptr), a.hidden, 0.0f,
-                  scale, a.weight_offset);
+        scale_row(x, residual, static_cast<const W*>(a.weight), static_cast<const W*>(nullptr), a.hidden, 0.0f, scale,
+                  a.weight_offset);
     }
 }
 

@@ -49,8 +49,8 @@ struct WriteKv {
     int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
 };
 
-constexpr int kChunk = 128;     // KV positions reduced as one; chunks lie at multiples of it
-constexpr int kTileRows = 48;   // query rows (token, head) of a tile at most
+constexpr int kChunk = 128;    // KV positions reduced as one; chunks lie at multiples of it
+constexpr int kTileRows = 48;  // query rows (token, head) of a tile at most
 constexpr int kValueAlign = 16;
 
 // Query rows that share one KV head: num_tokens tokens by num_heads heads.
