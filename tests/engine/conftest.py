@@ -68,5 +68,6 @@ def make_llm(tiny_folder: Path) -> Iterator[MakeLLM]:
 @pytest.fixture(scope="session")
 def demo() -> Iterator[LLM]:
     """The demo model in float32. Tests share it and leave it without requests."""
-    with LLM("demo", dtype="float32", num_threads=1, max_model_len=2048, num_blocks_override=160) as llm:
+    settings = {"max_model_len": 1024, "max_num_batched_tokens": 64, "num_blocks_override": 128}
+    with LLM("demo", dtype="float32", num_threads=1, **settings) as llm:
         yield llm
