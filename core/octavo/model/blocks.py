@@ -24,6 +24,7 @@ from octavo.contract import (
     RotaryEmbedding,
     Support,
 )
+from octavo.contract.reference import by_element
 from octavo.hardware.resolve import OpResolver, ResolvedOp
 
 __all__ = ["Blocks", "EmbeddingBlock", "LinearBlock", "MlpBlock", "NormBlock", "QKNormBlock", "RopeBlock"]
@@ -121,10 +122,13 @@ class Blocks:
 
 
 def _cos_sin(rope: Rope, num_positions: int) -> torch.Tensor:
-    """[num_positions, rotary_dim] float32: cosines, then sines. Float32 throughout, as the models were trained."""
+    """[num_positions, rotary_dim] float32: cosines, then sines. Float32 throughout, as the models were trained.
+
+    A position's bits are the same however many positions there are, and whatever the number of threads.
+    """
     frequencies = torch.tensor(rope.inv_freq, dtype=torch.float32)
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
-    return torch.cat((angles.cos(), angles.sin()), -1) * rope.gain
+    return torch.cat((by_element(torch.cos, angles), by_element(torch.sin, angles)), -1) * rope.gain
 
 
 class LinearBlock:

@@ -180,3 +180,11 @@ def test_a_nested_decoder_may_be_tied_outside(tmp_path: Path, tied: bool) -> Non
     del nested["tie_word_embeddings"]
     write(tmp_path, "config.json", {"model_type": "outer", "tie_word_embeddings": tied, "text_config": nested})
     assert describe_model(folder_files(tmp_path)).spec.tied_embeddings is tied
+
+
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_longrope_by_its_first_names(name: str) -> None:
+    scaling = {"type": name, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    values = base(original_max_position_embeddings=64, rope_scaling=scaling)
+    expected = base(original_max_position_embeddings=64, rope_scaling=scaling | {"type": "longrope"})
+    assert build("phi3", values) == build("phi3", expected)

@@ -82,7 +82,9 @@ def rope_parameters(c: ConfigView, kind: str | None = None) -> dict[str, Any]:
     else:
         p = dict(given)
     scaling = p.get("rope_type") or p.get("type") or "default"
-    p["rope_type"] = {"su": "longrope", "mrope": "default"}.get(scaling, scaling)
+    if scaling == "su" or (scaling == "yarn" and "long_factor" in p):  # what longrope was called at first
+        scaling = "longrope"
+    p["rope_type"] = scaling
     p["rope_theta"] = p.get("rope_theta") or c.get("rope_theta") or c.get("default_rope_theta", DEFAULT_THETA)
     p.setdefault("partial_rotary_factor", c.get("partial_rotary_factor"))
     if "original_max_position_embeddings" in c:
