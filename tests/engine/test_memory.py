@@ -46,7 +46,6 @@ def measure(model: str, tiny: Path, **settings: object) -> tuple[int, int, int, 
     return taken, reserved, kv, weights
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not say what a process takes")
 def test_the_plan_equals_the_processs_memory(demo_file: Path, tiny_folder: Path) -> None:
     taken, reserved, kv, weights = measure("demo", tiny_folder, max_model_len=2048, num_blocks_override=200)
     assert kv > 250 * MIB and weights > 500 * MIB
@@ -103,7 +102,6 @@ def test_ten_engines_made_and_deleted_leave_memory_flat(make_llm, tiny_folder: P
     assert sizes[-1] - sizes[1] < 24 * MIB, [size // MIB for size in sizes]
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity")
 def test_threads_come_from_affinity_and_are_printed(make_llm) -> None:
     allowed = os.sched_getaffinity(0)
     try:
