@@ -3,6 +3,7 @@
 S requested entries, U distinct tokens among them, V vocabulary.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
@@ -19,7 +20,10 @@ CHUNK_ELEMENTS = 1 << 22  # logits held at a time beside those that were asked f
 
 @dataclass
 class RowOutputs:
-    """The outputs of a step on its device, in the order of the entries of their mode. `fetch` waits for them."""
+    """The outputs of a step on its device, in the order of the entries of their mode. `fetch` waits for them.
+
+    Where there are several, they are views of `packed` [bytes] uint8, so that one copy brings them all.
+    """
 
     logits: torch.Tensor | None = None
     greedy_ids: torch.Tensor | None = None
@@ -28,10 +32,20 @@ class RowOutputs:
     target_logprobs: torch.Tensor | None = None
     target_ranks: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
+    packed: torch.Tensor | None = None
 
     def fetch(self) -> StepOutput:
-        """Everything in host memory."""
-        host = {f.name: value.cpu() for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        """Everything in host memory, by one copy: each one makes the host wait for the device."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "packed"}
+        found = {name: value for name, value in named.items() if value is not None}
+        if self.packed is None:
+            host = {name: value.cpu() for name, value in found.items()}
+        else:
+            packed = self.packed.cpu()
+            host = {
+                name: packed.view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())
+                for name, value in found.items()
+            }
         return StepOutput(**{k: v if k in ("logits", "hidden") else v.numpy() for k, v in host.items()})
 
 
@@ -60,16 +74,14 @@ def row_outputs(
     device = hidden.device
     entries = {mode: rows.of(mode) for mode in RowMode}
     at = {mode: inverse[found] for mode, found in entries.items()}
-    out = RowOutputs()
-    if len(at[RowMode.HIDDEN]):
-        out.hidden = hidden[torch.from_numpy(at[RowMode.HIDDEN]).to(device)].float()
     headed = np.unique(np.concatenate([found for mode, found in at.items() if mode != RowMode.HIDDEN]))
     chunk = num_chunk_rows(vocab_size)
-    only_logits = not any(len(at[mode]) for mode in (RowMode.GREEDY, RowMode.TOPK, RowMode.SCORE))
+    only_logits = not any(len(at[mode]) for mode in RowMode if mode is not RowMode.LOGITS)
     if only_logits and np.array_equal(at[RowMode.LOGITS], np.arange(len(hidden))):
-        out.logits = head(hidden) if len(hidden) else None
-        return out
-    _allocate(out, {mode: len(found) for mode, found in entries.items()}, rows.k, vocab_size, device)
+        return RowOutputs(logits=head(hidden) if len(hidden) else None)
+    out = _allocate({mode: len(found) for mode, found in entries.items()}, rows.k, vocab_size, hidden)
+    if out.hidden is not None:
+        out.hidden.copy_(hidden[torch.from_numpy(at[RowMode.HIDDEN]).to(device)])
     for start in range(0, len(headed), chunk):
         distinct = headed[start : start + chunk]
         logits = head(hidden[torch.from_numpy(distinct).to(device)])
@@ -77,17 +89,23 @@ def row_outputs(
     return out
 
 
-def _allocate(out: RowOutputs, counts: dict[RowMode, int], k: int, vocab_size: int, device: torch.device) -> None:
-    if n := counts[RowMode.LOGITS]:
-        out.logits = torch.empty(n, vocab_size, dtype=torch.float32, device=device)
-    if n := counts[RowMode.GREEDY]:
-        out.greedy_ids = torch.empty(n, dtype=torch.int64, device=device)
-    if n := counts[RowMode.TOPK]:
-        out.topk_ids = torch.empty(n, k, dtype=torch.int64, device=device)
-        out.topk_logprobs = torch.empty(n, k, dtype=torch.float32, device=device)
-    if n := counts[RowMode.SCORE]:
-        out.target_logprobs = torch.empty(n, dtype=torch.float32, device=device)
-        out.target_ranks = torch.empty(n, dtype=torch.int64, device=device)
+def _allocate(counts: dict[RowMode, int], k: int, vocab_size: int, hidden: torch.Tensor) -> RowOutputs:
+    """Outputs to be filled, in one piece of memory. Those of 8 bytes come first, so that all lie aligned."""
+    shapes = {
+        "greedy_ids": (torch.int64, RowMode.GREEDY, ()),
+        "topk_ids": (torch.int64, RowMode.TOPK, (k,)),
+        "target_ranks": (torch.int64, RowMode.SCORE, ()),
+        "topk_logprobs": (torch.float32, RowMode.TOPK, (k,)),
+        "target_logprobs": (torch.float32, RowMode.SCORE, ()),
+        "hidden": (torch.float32, RowMode.HIDDEN, (hidden.shape[-1],)),
+        "logits": (torch.float32, RowMode.LOGITS, (vocab_size,)),
+    }
+    wanted = [(name, dtype, (counts[mode], *row)) for name, (dtype, mode, row) in shapes.items() if counts[mode]]
+    sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in wanted]
+    packed = torch.empty(-(-sum(sizes) // 8) * 8, dtype=torch.uint8, device=hidden.device)
+    parts = torch.split(packed[: sum(sizes)], sizes)
+    views = {name: part.view(dtype).view(shape) for (name, dtype, shape), part in zip(wanted, parts, strict=True)}
+    return RowOutputs(**views, packed=packed)
 
 
 def _fill(

@@ -162,3 +162,13 @@ def test_row_invariance_is_that_of_all_links(paged: Paged) -> None:
     answer = paged.program.row_invariant
     assert not answer
     assert [reason.partition(":")[0] for reason in answer.reasons] == ["linear (torch)"]
+
+
+def test_one_copy_brings_every_mode_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[torch.Tensor] = []
+    to_host = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: copies.append(x) or to_host(x))
+    for modes in ([L, G, T, S, H], [H, L], [L, L], [G, G], [T, T], [S, H]):
+        copies.clear()
+        run(torch.randn(5, 7), list(range(len(modes))), modes, 3)
+        assert len(copies) == 1
