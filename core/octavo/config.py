@@ -47,6 +47,11 @@ class ModelConfig:
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = _setting(
         "auto", "where weights come from; dummy: random ones, for benchmarks"
     )
+    model_impl: Literal["auto", "native", "hf"] = _setting(
+        "auto",
+        "whose program runs the model; native: ours; hf: transformers', with our attention; auto: native where we have "
+        "the family, else hf",
+    )
     quantization: str | None = _setting(None, "weight format made at load; unset: as the file has them")
     seed: int = _setting(0, "from which the seeds of requests without one are drawn")
 

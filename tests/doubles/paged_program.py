@@ -8,7 +8,8 @@ import torch
 
 from octavo.contract import AttentionBatch, Platform, RowMode, Rows, StepBatch
 from octavo.hardware.resolve import OpResolver
-from octavo.model.describe import ModelDescription, load_weights
+from octavo.model.describe import load_weights
+from octavo.model.description import NativeModel
 from octavo.model.generic import GenericProgram
 from octavo.model.kv_groups import kv_groups
 
@@ -35,7 +36,7 @@ class Paged:
 
     def __init__(
         self,
-        description: ModelDescription,
+        description: NativeModel,
         *,
         max_model_len: int = 64,
         weights: dict[str, torch.Tensor] | None = None,

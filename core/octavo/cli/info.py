@@ -144,7 +144,7 @@ def _with_model(registry: "Registry", config: "EngineConfig", info: "PlatformInf
     from octavo.model.files import resolve_model
 
     files = resolve_model(config.model.model, progress=progress_wanted())
-    description = describe_model(files, config.model.max_model_len)
+    description = describe_model(files, config.model.max_model_len, config.model.model_impl)
     settled = settle(config, description, create_platform(info, config.platform.device))
     executor = LocalExecutor(settled, description, info, registry)
     try:

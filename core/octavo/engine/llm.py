@@ -60,7 +60,7 @@ class LLM:
         registry = discover()
         platform_info = choose_platform(registry, given.platform.platform)
         files = resolve_model(given.model.model, progress=progress)
-        description = describe_model(files, given.model.max_model_len)
+        description = describe_model(files, given.model.max_model_len, given.model.model_impl)
         self.config = settle(given, description, create_platform(platform_info, given.platform.device))
         self.description = description
         own = given.model.tokenizer
@@ -74,7 +74,7 @@ class LLM:
             progress=progress,
         )
         self._engine = EngineCore(self.config, self.executor)
-        self._inputs = Inputs(self.tokenizer, description.spec.vocab_size, self.config.model.seed)
+        self._inputs = Inputs(self.tokenizer, description.vocab_size, self.config.model.seed)
         self._outputs = OutputProcessor(self.tokenizer)
         self._request_ids = itertools.count()
         self._lock = threading.Lock()  # over the engine and what follows

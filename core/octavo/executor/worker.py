@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +15,10 @@ from octavo.executor.model_runner import MAX_PROMPT_LOGITS, KVGroupCaches, Model
 from octavo.hardware.choose import create_platform, portable_ops
 from octavo.hardware.registry import Registry
 from octavo.hardware.resolve import Manifest, OpResolver
-from octavo.model.describe import ModelDescription, load_weights
+from octavo.model.describe import load_weights
+from octavo.model.description import HfModel, ModelDescription, NativeModel
 from octavo.model.generic import GenericProgram
-from octavo.model.kv_groups import KVGroup, kv_groups
+from octavo.model.kv_groups import KVGroup, group_layers, kv_groups
 from octavo.scheduler.messages import ModelRunnerOutput, SchedulerOutput
 
 __all__ = ["POISON_VARIABLE", "Worker"]
@@ -88,7 +89,7 @@ class Worker:
         poison = os.environ.get(POISON_VARIABLE) == "1"
         caches = _allocate(loaded, self.memory_plan, poison)
         loaded.program.bind([group.device for group in caches])
-        num_logits = description.spec.vocab_size
+        num_logits = description.vocab_size
         self._runner: ModelRunner | None = ModelRunner(
             loaded.program,
             caches,
@@ -152,11 +153,43 @@ class Worker:
 def _load(
     config: EngineConfig, description: ModelDescription, platform: Platform, resolver: OpResolver, progress: bool
 ) -> _Loaded:
+    if isinstance(description, HfModel):
+        return _load_hf(config, description, platform, resolver, progress)
+    assert isinstance(description, NativeModel)
+    return _load_native(config, description, platform, resolver, progress)
+
+
+def _load_hf(
+    config: EngineConfig, description: HfModel, platform: Platform, resolver: OpResolver, progress: bool
+) -> _Loaded:
+    from octavo.model.hf import HfProgram, load_hf
+
+    dtype, kv_dtype, device = _dtype(config.model.dtype), _dtype(config.cache.kv_cache_dtype), platform.device
+    block_size = _settled(config.cache.block_size)
+    attentions = [layer.attention for layer in description.layers]
+    groups = group_layers(attentions, block_size=block_size, dtype=dtype, kv_dtype=kv_dtype)
+    backends = tuple(resolver.resolve_attention(group.spec) for group in groups)
+    model = load_hf(
+        description,
+        dtype=dtype,
+        device=device,
+        max_model_len=_settled(config.model.max_model_len),
+        progress=progress,
+        seed_dummy=_seed_dummy(config),
+    )
+    program = HfProgram(description, model, dtype=dtype, device=device, groups=groups, backends=backends)
+    num_bytes = _num_bytes([*model.parameters(), *model.buffers()])
+    return _Loaded(program, f"transformers' {description.class_name}", groups, backends, num_bytes)
+
+
+def _load_native(
+    config: EngineConfig, description: NativeModel, platform: Platform, resolver: OpResolver, progress: bool
+) -> _Loaded:
     dtype, kv_dtype = _dtype(config.model.dtype), _dtype(config.cache.kv_cache_dtype)
     spec, device = description.spec, platform.device
     groups = kv_groups(spec, block_size=_settled(config.cache.block_size), dtype=dtype, kv_dtype=kv_dtype)
     backends = tuple(resolver.resolve_attention(group.spec) for group in groups)
-    seed = config.model.seed if config.model.load_format == "dummy" else None
+    seed = _seed_dummy(config)
     weights = load_weights(description, dtype=dtype, device=device, progress=progress, seed_dummy=seed)
     request = CompileRequest(
         spec=spec,
@@ -179,9 +212,16 @@ def _load(
             max_model_len=_settled(config.model.max_model_len),
         )
         kind = "generic, on the op table"
-    # Slots may share a tensor (a head tied to the embedding).
-    storages = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in weights.values()}
-    return _Loaded(program, kind, groups, backends, sum(storages.values()))
+    return _Loaded(program, kind, groups, backends, _num_bytes(weights.values()))
+
+
+def _seed_dummy(config: EngineConfig) -> int | None:
+    return config.model.seed if config.model.load_format == "dummy" else None
+
+
+def _num_bytes(weights: Iterable[torch.Tensor]) -> int:
+    """Of all weights together, some of which may share a tensor (a head tied to the embedding)."""
+    return sum({w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in weights}.values())
 
 
 def _compiled(platform: Platform, request: CompileRequest) -> Program | None:

@@ -1,12 +1,10 @@
 """What a model is, from its files' headers and configs, before any weight is read."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -15,72 +13,61 @@ from octavo.errors import ModelError, UnsupportedError
 from octavo.gguf_file import GGUFFile
 from octavo.model.checkpoint import Checkpoint, SafetensorsCheckpoint, read_json
 from octavo.model.config import ConfigView
+from octavo.model.description import ModelDescription, NativeModel
 from octavo.model.families import FAMILIES, Family
 from octavo.model.families.rope import num_positions
 from octavo.model.files import ModelFiles
+from octavo.model.generation import read_generation, token_ids
 from octavo.model.gguf import GGUF_IGNORED, GGUF_NAMES, PERMUTED, GGUFCheckpoint
 from octavo.model.gguf_config import gguf_config
+from octavo.model.hf_describe import describe_hf
 from octavo.model.names import NameTable
 from octavo.model.slots import slots
 from octavo.model.weights import dummy_weights, plan_weights, read_weights
 
-__all__ = ["ModelDescription", "describe_model", "load_weights"]
+__all__ = ["ModelDescription", "describe_model", "describe_native", "load_weights"]
 
-SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+ModelImpl: TypeAlias = Literal["auto", "native", "hf"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass(frozen=True)
-class ModelDescription:
-    """Everything that is known of a model before its weights are read.
-
-    Attributes:
-        files: where it lies.
-        architecture: its model type ("llama").
-        spec: the decoder.
-        names: what its checkpoint calls the weights.
-        max_position: positions that it was made for.
-        eos_token_ids: each of them ends a sequence.
-        bos_token_id: begins one, or None.
-        sampling_defaults: the model's own sampling parameters (temperature, top_k, top_p, min_p,
-            repetition_penalty), those that it has.
-        dtype: the checkpoint's; for quantised ones what to compute in.
-        num_parameters: numbers in its checkpoint, or None where there are no weights (dummy ones can be made).
-
-    """
-
-    files: ModelFiles
-    architecture: str
-    spec: DecoderSpec
-    names: NameTable
-    max_position: int
-    eos_token_ids: frozenset[int]
-    bos_token_id: int | None
-    sampling_defaults: Mapping[str, Any]
-    dtype: torch.dtype
-    num_parameters: int | None
-
-
-def describe_model(files: ModelFiles, max_model_len: int | None = None) -> ModelDescription:
+def describe_model(files: ModelFiles, max_model_len: int | None = None, impl: ModelImpl = "native") -> ModelDescription:
     """Describe a model. Reads configs and headers, no weights, and checks that they fit each other.
 
     Args:
         files: of the model.
         max_model_len: tokens of the longest request, on which some rope scalings depend; None: all that the
             model was made for.
+        impl: whose program: one of ours ("native"), transformers' ("hf"), or ours where a family covers the model
+            and transformers' where none does ("auto").
 
     Raises:
         ModelError: files are missing, broken or contradict each other. One line.
-        UnsupportedError: no family covers the model.
+        UnsupportedError: no family covers the model, nor does transformers where it may.
 
     """
+    if impl == "hf":
+        return describe_hf(files, max_model_len)
+    try:
+        return describe_native(files, max_model_len)
+    except UnsupportedError as error:
+        if impl == "native" or files.kind == "gguf":
+            raise
+        try:
+            return describe_hf(files, max_model_len)
+        except UnsupportedError as other:
+            raise UnsupportedError(f"{error}; nor does it run through transformers: {other}") from other
+
+
+def describe_native(files: ModelFiles, max_model_len: int | None = None) -> NativeModel:
+    """Describe a model of a family; see `describe_model`."""
     if files.kind == "gguf":
         return _describe_gguf(files, max_model_len)
     return _describe_folder(files, max_model_len)
 
 
 def load_weights(
-    description: ModelDescription,
+    description: NativeModel,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -114,7 +101,7 @@ def _open_checkpoint(files: ModelFiles) -> Checkpoint:
 # ---- folders in Hugging Face layout
 
 
-def _describe_folder(files: ModelFiles, max_model_len: int | None) -> ModelDescription:
+def _describe_folder(files: ModelFiles, max_model_len: int | None) -> NativeModel:
     path = files.path / "config.json"
     if not path.is_file():
         raise ModelError(f"folder {files.path} has no config.json, so it is not a model in Hugging Face layout")
@@ -130,19 +117,14 @@ def _describe_folder(files: ModelFiles, max_model_len: int | None) -> ModelDescr
     if checkpoint:
         plan_weights(spec, names, checkpoint)
         num_parameters = sum(map(prod, checkpoint.shapes.values()))
-    generation_path = files.path / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.is_file() else {}
-    eos = generation.get("eos_token_id", whole.get("eos_token_id", values.get("eos_token_id")))
-    bos = generation.get("bos_token_id", whole.get("bos_token_id", values.get("bos_token_id")))
-    return ModelDescription(
+    return NativeModel(
         files=files,
         architecture=family.model_type,
+        vocab_size=spec.vocab_size,
         spec=spec,
         names=names,
         max_position=max_position,
-        eos_token_ids=_token_ids(eos, path),
-        bos_token_id=next(iter(_token_ids(bos, path)), None),
-        sampling_defaults={key: generation[key] for key in SAMPLING_KEYS if generation.get(key) is not None},
+        **vars(read_generation(files.path, whole, values)),
         dtype=DTYPES.get(str(dtype).removeprefix("torch."), checkpoint.dtype if checkpoint else torch.float32),
         num_parameters=num_parameters,
     )
@@ -204,17 +186,10 @@ def _foreign_values(path: Path, model: str) -> Iterator[None]:
         raise ModelError(f"{path}: values that make no {model} model ({what})") from error
 
 
-def _token_ids(value: Any, path: Path) -> frozenset[int]:
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(i, int) for i in ids):
-        raise ModelError(f"{path}: token ids must be integers, they are {json.dumps(value)[:100]}")
-    return frozenset(ids)
-
-
 # ---- GGUF files
 
 
-def _describe_gguf(files: ModelFiles, max_model_len: int | None) -> ModelDescription:
+def _describe_gguf(files: ModelFiles, max_model_len: int | None) -> NativeModel:
     file = GGUFFile(files.path)
     with _foreign_values(files.path, "GGUF"):
         family, config = gguf_config(file)
@@ -226,13 +201,14 @@ def _describe_gguf(files: ModelFiles, max_model_len: int | None) -> ModelDescrip
     plan_weights(spec, names, checkpoint)
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ends = (file.metadata.get(f"tokenizer.ggml.{key}") for key in keys)
-    return ModelDescription(
+    return NativeModel(
         files=files,
         architecture=family.model_type,
+        vocab_size=spec.vocab_size,
         spec=spec,
         names=names,
         max_position=max_position,
-        eos_token_ids=_token_ids([end for end in ends if end is not None], files.path),
+        eos_token_ids=token_ids([end for end in ends if end is not None], files.path),
         bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
         sampling_defaults={},
         dtype=checkpoint.dtype,

@@ -1,12 +1,13 @@
 """KV groups: layers whose attention has one geometry share a cache, block tables and a plan."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from octavo.contract import Attention, AttentionSpec, DecoderSpec, LatentAttention
 
-__all__ = ["KVGroup", "kv_groups"]
+__all__ = ["KVGroup", "group_layers", "kv_groups"]
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,17 @@ class KVGroup:
 
 def kv_groups(spec: DecoderSpec, *, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> tuple[KVGroup, ...]:
     """The groups of a decoder, in the order of their first layers: full, sliding, latent as they come."""
+    return group_layers((layer.attn for layer in spec.layers), block_size=block_size, dtype=dtype, kv_dtype=kv_dtype)
+
+
+def group_layers(
+    layers: Iterable[Attention | LatentAttention], *, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> tuple[KVGroup, ...]:
+    """The same of layers whose attention alone is known."""
     found: dict[AttentionSpec, list[int]] = {}
-    for i, layer in enumerate(spec.layers):
-        found.setdefault(_attention_spec(layer.attn, block_size, dtype, kv_dtype), []).append(i)
-    return tuple(KVGroup(replace(one, num_layers=len(layers)), tuple(layers)) for one, layers in found.items())
+    for i, attn in enumerate(layers):
+        found.setdefault(_attention_spec(attn, block_size, dtype, kv_dtype), []).append(i)
+    return tuple(KVGroup(replace(one, num_layers=len(ids)), tuple(ids)) for one, ids in found.items())
 
 
 def _attention_spec(

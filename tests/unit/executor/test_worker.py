@@ -34,7 +34,7 @@ from octavo.executor import worker
 from octavo.executor.local import LocalExecutor
 from octavo.executor.worker import POISON_VARIABLE
 from octavo.hardware.registry import discover
-from octavo.model.describe import ModelDescription
+from octavo.model.description import NativeModel
 from octavo.model.files import ModelFiles
 from octavo.model.names import NameTable
 from octavo.sampling_params import SamplingParams
@@ -70,7 +70,7 @@ class Host(Platform):
         return MemoryInfo(free=1 << 30, total=1 << 31)
 
 
-def describe() -> ModelDescription:
+def describe() -> NativeModel:
     rope = Rope(tuple(10_000 ** (-i / 4) for i in range(4)))
     layer = Layer(
         attn=Attention(num_heads=4, num_kv_heads=2, head_size=8, scale=8**-0.5, rope=rope),
@@ -79,9 +79,10 @@ def describe() -> ModelDescription:
         mlp_pre=Norm(1e-5),
     )
     spec = DecoderSpec(VOCAB, 32, (layer, layer), Norm(1e-5), tied_embeddings=True)
-    return ModelDescription(
+    return NativeModel(
         files=ModelFiles("tiny", "folder", Path("tiny"), Path("tiny")),
         architecture="llama",
+        vocab_size=VOCAB,
         spec=spec,
         names=NameTable({}),
         max_position=64,

@@ -9,7 +9,8 @@ import torch
 from doubles.paged_program import Paged
 from doubles.tiny_models import Tiny, folder_files, reference_logits
 
-from octavo.model.describe import ModelDescription, describe_model
+from octavo.model.describe import describe_native
+from octavo.model.description import NativeModel
 
 
 def check_parity(
@@ -19,10 +20,10 @@ def check_parity(
     max_model_len: int | None = 64,
     lengths: Sequence[int] = (48, 19, 33),
     tol: float = 1e-4,
-) -> ModelDescription:
+) -> NativeModel:
     """Whole, in chunks of 17, and batched with others, our logits equal transformers'."""
     model = tiny.save(folder)
-    description = describe_model(folder_files(folder), max_model_len)
+    description = describe_native(folder_files(folder), max_model_len)
     compare(Paged(description, max_model_len=max_model_len or 64), model, lengths, tol)
     return description
 

@@ -12,7 +12,8 @@ from doubles.platforms import ToyPlatform
 from doubles.tiny_models import folder_files
 
 from octavo.contract import FusedAddRMSNorm, Linear, OpImpl, OpSignature, Support
-from octavo.model.describe import ModelDescription, describe_model, load_weights
+from octavo.model.describe import describe_native, load_weights
+from octavo.model.description import NativeModel
 
 from .test_families import CASES
 
@@ -27,9 +28,9 @@ def platform_of(*ops: OpImpl) -> ToyPlatform:
     return ToyPlatform(ops=ops)
 
 
-def describe(case: str, folder: Path) -> ModelDescription:
+def describe(case: str, folder: Path) -> NativeModel:
     CASES[case].save(folder)
-    return describe_model(folder_files(folder), 64)
+    return describe_native(folder_files(folder), 64)
 
 
 @pytest.mark.parametrize(
