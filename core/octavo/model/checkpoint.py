@@ -1,8 +1,11 @@
 """Checkpoints: tensors by name, whose shapes are known before any of them is read."""
 
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ __all__ = ["Checkpoint", "SafetensorsCheckpoint", "read_json"]
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+NUMBERED = re.compile(r"(.+)-\d+-of-(\d{1,5})\.safetensors")
 FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -25,11 +29,13 @@ class Checkpoint(ABC):
     Attributes:
         where: the file or folder, for messages.
         shapes: tensor name to shape, of every tensor.
+        rows_first: tensors that are outputs by inputs here, also where the family's own files have them transposed.
 
     """
 
     where: str
     shapes: Mapping[str, tuple[int, ...]]
+    rows_first: Collection[str] = ()
 
     @property
     @abstractmethod
@@ -59,37 +65,73 @@ class Checkpoint(ABC):
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """The safetensors files of a folder, single or sharded, memory-mapped."""
+    """The safetensors files of a folder, memory-mapped. Layouts that are read:
+
+    - one `*.safetensors.index.json`, whose weight_map says which file holds which tensor;
+    - `model.safetensors`;
+    - whatever `*.safetensors` there are, the sets named `NAME-00001-of-0000N.safetensors` complete, no tensor in two
+      of them. `consolidated*.safetensors` are left aside where there are others: they hold the same under other names.
+
+    Attributes:
+        types: tensor name to element type, as the format spells it ("BF16").
+
+    """
 
     def __init__(self, folder: Path) -> None:
         """Read the headers, which also checks that no file is cut short.
 
         Raises:
-            ModelError: no file, a missing shard, or a broken one.
+            ModelError: no file, a missing or broken one, or files that contradict each other.
 
         """
         self.where = str(folder)
-        self._files = {path: _open(path) for path in _shards(folder)}
-        self._home = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
+        index = _index(folder)
+        weight_map = _weight_map(index) if index else {}
+        paths = [folder / name for name in sorted(set(weight_map.values()))] if index else _files(folder)
+        missing = [path.name for path in paths if not path.is_file()]
+        if index and missing:
+            raise ModelError(f"{folder} lacks {missing[0]}, one of the {len(paths)} files that {index.name} lists")
+        self._home: dict[str, Any] = {}
+        homes: dict[str, str] = {}
+        for path in paths:
+            file = _open(path)
+            for name in file.keys():  # noqa: SIM118
+                if weight_map.get(name, path.name) != path.name:
+                    continue
+                if name in homes:
+                    raise ModelError(f"{folder}: tensor {name} is both in {homes[name]} and in {path.name}")
+                self._home[name], homes[name] = file, path.name
+        lost = sorted(set(weight_map) - set(homes))
+        if index and lost:
+            raise ModelError(
+                f"{folder}: {weight_map[lost[0]]} lacks tensor {lost[0]}, which {index.name} says it holds"
+            )
         slices = {name: file.get_slice(name) for name, file in self._home.items()}
         self.shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-        self._types = {name: str(part.get_dtype()) for name, part in slices.items()}
+        self.types: Mapping[str, str] = {name: str(part.get_dtype()) for name, part in slices.items()}
 
     @property
     def dtype(self) -> torch.dtype:
-        """The float type of most of its tensors."""
-        types = [FLOAT_TYPES[t] for t in self._types.values() if t in FLOAT_TYPES]
-        return max(set(types), key=types.count) if types else torch.float32
+        """The float type of most of its numbers."""
+        return self.dtype_of(self.shapes)
+
+    def dtype_of(self, names: Collection[str]) -> torch.dtype:
+        """The float type of most of the numbers of these tensors; float32 where none is of a float type."""
+        sizes: Counter[str] = Counter()
+        for name in names:
+            if self.types[name] in FLOAT_TYPES:
+                sizes[self.types[name]] += prod(self.shapes[name])
+        return FLOAT_TYPES[sizes.most_common(1)[0][0]] if sizes else torch.float32
 
     def check_readable(self, name: str) -> None:
         """Float types only."""
-        if self._types[name] not in FLOAT_TYPES:
+        if self.types[name] not in FLOAT_TYPES:
             raise UnsupportedError(
-                f"{self.where}: tensor {name} is stored as {self._types[name]}, read are {', '.join(FLOAT_TYPES)}"
+                f"{self.where}: tensor {name} is stored as {self.types[name]}, read are {', '.join(FLOAT_TYPES)}"
             )
 
     def read(self, name: str) -> torch.Tensor:
-        """A view of the mapped file."""
+        """A view of the mapped file, in the stored type."""
         try:
             tensor: torch.Tensor = self._home[name].get_tensor(name)
         except SafetensorError as error:
@@ -97,17 +139,23 @@ class SafetensorsCheckpoint(Checkpoint):
         return tensor
 
 
-def _shards(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelError(f"{index} lists no files: it needs a weight_map")
-        paths = [folder / str(name) for name in sorted(set(weight_map.values()))]
-        missing = [path.name for path in paths if not path.is_file()]
-        if missing:
-            raise ModelError(f"{folder} lacks {missing[0]}, one of the {len(paths)} files that {INDEX} lists")
-        return paths
+def _index(folder: Path) -> Path | None:
+    if (folder / INDEX).is_file():
+        return folder / INDEX
+    others = sorted(folder.glob("*.safetensors.index.json"))
+    if len(others) > 1 and not (folder / SINGLE).is_file():
+        raise ModelError(f"{folder} has {others[0].name} and {others[1].name}: rename the one that is meant to {INDEX}")
+    return others[0] if len(others) == 1 else None
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise ModelError(f"{index} lists no files: it needs a weight_map from names of tensors to names of files")
+    return weight_map
+
+
+def _files(folder: Path) -> list[Path]:
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     paths = sorted(folder.glob("*.safetensors"))
@@ -115,6 +163,12 @@ def _shards(folder: Path) -> list[Path]:
         others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in folder.glob(pattern))
         hint = f"; it has {others[0]}, which is not read from a folder" if others else ""
         raise ModelError(f"folder {folder} has no .safetensors file{hint}; --load-format dummy makes random weights")
+    paths = [path for path in paths if not path.name.startswith("consolidated")] or paths
+    for stem, last in sorted({found.group(1, 2) for path in paths if (found := NUMBERED.fullmatch(path.name))}):
+        whole = [f"{stem}-{i:0{len(last)}}-of-{last}.safetensors" for i in range(1, int(last) + 1)]
+        missing = [name for name in whole if not (folder / name).is_file()]
+        if missing:
+            raise ModelError(f"{folder} lacks {missing[0]}, one of the {len(whole)} files of its set")
     return paths
 
 

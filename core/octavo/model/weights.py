@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import torch
@@ -150,6 +150,7 @@ def _fillings(
             weight, bias = checkpoint.weight(one), checkpoint.bias(one)
             if weight is None:
                 raise _missing(slot, [[one]], checkpoint)
+            one = replace(one, transpose=one.transpose and weight not in checkpoint.rows_first)
             source = Source(weight, one, span, n)
             _check_shape(slot.name, _expected(view, row_axis, source), checkpoint, source)
             weights.append(source)
