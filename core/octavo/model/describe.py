@@ -9,14 +9,15 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from octavo.contract import DecoderSpec
-from octavo.errors import ModelError, UnsupportedError
+from octavo.errors import ModelError, UnsupportedError, shown
 from octavo.gguf_file import GGUFFile
-from octavo.model.checkpoint import Checkpoint, SafetensorsCheckpoint, read_json
+from octavo.model.checkpoint import Checkpoint, read_json
 from octavo.model.config import ConfigView
 from octavo.model.description import ModelDescription, NativeModel
 from octavo.model.families import FAMILIES, Family
 from octavo.model.families.rope import num_positions
 from octavo.model.files import ModelFiles
+from octavo.model.formats import open_folder, weight_format
 from octavo.model.generation import read_generation, token_ids
 from octavo.model.gguf import GGUF_IGNORED, GGUF_NAMES, PERMUTED, GGUFCheckpoint
 from octavo.model.gguf_config import gguf_config
@@ -89,13 +90,16 @@ def load_weights(
     """
     if seed_dummy is not None:
         return dummy_weights(description.spec, seed=seed_dummy, dtype=dtype, device=device, progress=progress)
-    checkpoint = _open_checkpoint(description.files)
+    checkpoint = _open_checkpoint(description)
     plan = plan_weights(description.spec, description.names, checkpoint)
     return read_weights(plan, checkpoint, dtype=dtype, device=device, progress=progress)
 
 
-def _open_checkpoint(files: ModelFiles) -> Checkpoint:
-    return GGUFCheckpoint(GGUFFile(files.path)) if files.kind == "gguf" else SafetensorsCheckpoint(files.path)
+def _open_checkpoint(description: NativeModel) -> Checkpoint:
+    files = description.files
+    if files.kind == "gguf":
+        return GGUFCheckpoint(GGUFFile(files.path))
+    return open_folder(files.path, description.quantization)
 
 
 # ---- folders in Hugging Face layout
@@ -108,11 +112,14 @@ def _describe_folder(files: ModelFiles, max_model_len: int | None) -> NativeMode
     whole = read_json(path)
     values = _text_part(whole)
     _refuse_what_no_family_says(values, path)
+    quantization = _quantization(values, files.path)
+    if quantization is not None:
+        weight_format(quantization, str(path))
     family = _family(values, path)
     c = ConfigView(values, str(path), family.defaults, family.aliases)
     max_position, spec = _build(family, c, max_model_len, path)
     names = NameTable(family.names, family.ignored)
-    checkpoint = SafetensorsCheckpoint(files.path) if any(files.path.glob("*.safetensors*")) else None
+    checkpoint = open_folder(files.path, quantization) if any(files.path.glob("*.safetensors*")) else None
     num_parameters, dtype = None, c.get("dtype", c.get("torch_dtype"))
     if checkpoint:
         plan_weights(spec, names, checkpoint)
@@ -127,6 +134,7 @@ def _describe_folder(files: ModelFiles, max_model_len: int | None) -> NativeMode
         **vars(read_generation(files.path, whole, values)),
         dtype=DTYPES.get(str(dtype).removeprefix("torch."), checkpoint.dtype if checkpoint else torch.float32),
         num_parameters=num_parameters,
+        quantization=quantization,
     )
 
 
@@ -142,12 +150,19 @@ def _text_part(whole: Mapping[str, Any]) -> Mapping[str, Any]:
 def _refuse_what_no_family_says(values: Mapping[str, Any], path: Path) -> None:
     if values.get("is_encoder_decoder"):
         raise UnsupportedError(f"{path}: an encoder-decoder ({values.get('model_type')}); only decoders are served")
+
+
+def _quantization(values: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
+    """The quantization_config; older writers of GPTQ left it in a file of its own, less the method's name."""
     quantization = values.get("quantization_config")
-    if isinstance(quantization, dict):
-        method = quantization.get("quant_method", "an unnamed method")
-        raise UnsupportedError(
-            f"{path}: weights quantised by {method}; read are float32, float16 and bfloat16 weights, and GGUF files"
+    old = folder / "quantize_config.json"
+    if quantization is None and old.is_file():
+        return {"quant_method": "gptq"} | read_json(old)
+    if quantization is not None and not isinstance(quantization, dict):
+        raise ModelError(
+            f"{folder / 'config.json'}: quantization_config must be an object, it is {shown(quantization)}"
         )
+    return quantization
 
 
 def _family(values: Mapping[str, Any], path: Path) -> Family:

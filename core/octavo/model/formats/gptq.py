@@ -1,7 +1,7 @@
 """GPTQ checkpoints, as AutoGPTQ and GPTQModel write them.
 
 Layout, from K inputs to N outputs, in G groups of inputs (https://github.com/AutoGPTQ/AutoGPTQ,
-auto_gptq/nn_modules/qlinear/qlinear_cuda.py, `pack`):
+auto_gptq/nn_modules/qlinear, `QuantLinear.pack`):
 
     NAME.qweight  int32 [K * bits / 32, N]   along inputs: word r of a column holds inputs 32 / bits * r and on, the
                                              first in the lowest bits; at 3 bits 32 inputs run through three words

@@ -1,0 +1,241 @@
+"""Packed checkpoints give the weights and the logits of the dense ones that they stand for."""
+
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doubles import packers
+from doubles.paged_program import Paged
+from doubles.tiny_models import Tiny, base, folder_files, reference_logits
+from safetensors.torch import load_file, save_file
+
+from octavo.model.describe import describe_model, load_weights
+
+CPU = torch.device("cpu")
+TOKENS = [(7 * i + 3) % 160 for i in range(33)]
+LLAMA = Tiny("Llama", base(num_hidden_layers=2))
+QWEN2 = Tiny("Qwen2", base(num_hidden_layers=2))
+PROJECTION = r".*\.(q|k|v|o|gate|up|down)_proj\.weight"
+Pack = Callable[[torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]
+
+
+def save_packed(
+    tiny: Tiny,
+    folder: Path,
+    pack: Pack,
+    quantization: dict[str, Any],
+    *,
+    names: str = PROJECTION,
+    transposed: bool = False,
+) -> Any:
+    """Write the model with the weights of `names` packed; returns transformers' with those that they stand for."""
+    model = tiny.save(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if re.fullmatch(names, name)]:
+        weight = tensors.pop(name)
+        parts, dense = pack(weight.T.contiguous() if transposed else weight)
+        tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
+        with torch.no_grad():
+            model.get_parameter(name).copy_(dense.T if transposed else dense)
+    save_file(tensors, folder / "model.safetensors")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
+    return model
+
+
+def check_equals_dense(folder: Path, model: Any) -> None:
+    """Every weight is that of the dense model to the bit; the logits are transformers' own."""
+    dense = folder / "dense"
+    model.save_pretrained(dense)
+    found, wanted = (
+        load_weights(describe_model(folder_files(path), 64), dtype=torch.float32, device=CPU, progress=False)
+        for path in (folder, dense)
+    )
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+    description = describe_model(folder_files(folder), 64)
+    assert description.num_parameters == describe_model(folder_files(dense), 64).num_parameters
+    torch.testing.assert_close(
+        Paged(description).chunked(TOKENS, 17), reference_logits(model, TOKENS), atol=1e-4, rtol=1e-4
+    )
+
+
+def gptq_config(**changes: Any) -> dict[str, Any]:
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+    return config | {"checkpoint_format": "gptq", "lm_head": False} | changes
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("act_order", [False, True], ids=["in-order", "act-order"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gptq(bits: int, act_order: bool, version: int, tmp_path: Path) -> None:
+    pack = partial(packers.gptq, bits=bits, act_order=act_order, version=version)
+    layout = "gptq" if version == 1 else "gptq_v2"
+    config = gptq_config(bits=bits, desc_act=act_order, checkpoint_format=layout)
+    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, pack, config))
+
+
+@pytest.mark.parametrize("group_size", [-1, 16, 40, 1000])
+def test_gptq_groups_of_any_size(group_size: int, tmp_path: Path) -> None:
+    config = gptq_config(group_size=group_size)
+    model = save_packed(LLAMA, tmp_path, partial(packers.gptq, group_size=group_size), config)
+    check_equals_dense(tmp_path, model)
+
+
+@pytest.mark.parametrize("written", ["absent", "zeros"])
+def test_gptq_without_a_list_of_groups(written: str, tmp_path: Path) -> None:
+    def pack(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        parts, dense = packers.gptq(weight, symmetric=True)
+        group = parts.pop("g_idx")
+        return parts | ({"g_idx": torch.zeros_like(group)} if written == "zeros" else {}), dense
+
+    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, pack, gptq_config(sym=True)))
+
+
+def test_gptq_with_biases_and_a_packed_head(tmp_path: Path) -> None:
+    config = gptq_config(lm_head=True, dynamic={"-:.*norm": {}}, modules_to_not_convert=None)
+    model = save_packed(QWEN2, tmp_path, packers.gptq, config, names=rf"{PROJECTION}|lm_head\.weight")
+    check_equals_dense(tmp_path, model)
+
+
+def test_gptq_beside_dense_layers(tmp_path: Path) -> None:
+    names = r"model\.layers\.1\.(self_attn\.q|mlp\.down)_proj\.weight"
+    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, packers.gptq, gptq_config(), names=names))
+
+
+def test_gptq_of_a_family_that_stores_inputs_by_outputs(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 160, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_token_id": None}
+    tiny = Tiny("GPT2", sizes, model_class="GPT2LMHeadModel")
+    names = r"transformer\.h\.\d\.(attn|mlp)\.c_(attn|proj|fc)\.weight"
+    check_equals_dense(tmp_path, save_packed(tiny, tmp_path, packers.gptq, gptq_config(), names=names, transposed=True))
+
+
+def test_gptq_of_old_writers(tmp_path: Path) -> None:
+    model = save_packed(LLAMA, tmp_path, partial(packers.gptq, act_order=True), {})
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["quantization_config"]
+    path.write_text(json.dumps(config))
+    (tmp_path / "quantize_config.json").write_text(
+        json.dumps({"bits": 4, "group_size": 32, "desc_act": True, "damp_percent": 0.01, "model_name_or_path": None})
+    )
+    check_equals_dense(tmp_path, model)
+
+
+@pytest.mark.parametrize("group_size", [-1, 16, 32])
+def test_awq(group_size: int, tmp_path: Path) -> None:
+    config = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm"}
+    pack = partial(packers.awq, group_size=group_size)
+    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, pack, config | {"modules_to_not_convert": ["lm_head"]}))
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+
+
+@pytest.mark.parametrize("block", [(128, 128), (16, 32), (20, 24), (7, 96)], ids=str)
+def test_fp8_by_block(block: tuple[int, int], tmp_path: Path) -> None:
+    pack = partial(packers.fp8, by="block", block=block, suffix="weight_scale_inv")
+    model = save_packed(QWEN2, tmp_path, pack, FP8 | {"weight_block_size": list(block)})
+    check_equals_dense(tmp_path, model)
+
+
+@pytest.mark.parametrize("by", ["tensor", "row", "channel"])
+@pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8", "compressed-tensors"])
+def test_fp8_by_tensor_and_by_output(method: str, by: str, tmp_path: Path) -> None:
+    def pack(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        parts, dense = packers.fp8(weight, by=by)
+        return parts | {"input_scale": torch.tensor(0.1)}, dense  # which only activations in float8 need
+
+    config = compressed_config("float-quantized", type="float", num_bits=8, strategy=by.replace("row", "channel"))
+    config = config if method == "compressed-tensors" else {"quant_method": method}
+    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, pack, config))
+
+
+def test_fp8_scales_of_low_precision(tmp_path: Path) -> None:
+    for number, dtype in enumerate((torch.bfloat16, torch.float8_e8m0fnu)):
+
+        def pack(weight: torch.Tensor, dtype: torch.dtype = dtype) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+            parts, _ = packers.fp8(weight, by="channel")
+            scales = parts["weight_scale"].to(dtype)
+            return parts | {"weight_scale": scales}, parts["weight"].float() * scales.float()
+
+        folder = tmp_path / str(number)
+        check_equals_dense(folder, save_packed(LLAMA, folder, pack, FP8))
+
+
+def compressed_config(form: str, **weights: Any) -> dict[str, Any]:
+    stored = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True} | weights
+    groups = {"group_0": {"targets": ["Linear"], "weights": stored, "input_activations": None}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": ["lm_head"]}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"symmetric": False},
+        {"act_order": True, "symmetric": False},
+        {"bits": 8, "group_size": -1},
+        {"group_size": 40},
+    ],
+    ids=str,
+)
+def test_compressed_integers(settings: dict[str, Any], tmp_path: Path) -> None:
+    group_size = settings.get("group_size", 32)
+    config = compressed_config(
+        "pack-quantized",
+        num_bits=settings.get("bits", 4),
+        strategy="channel" if group_size == -1 else "group",
+        group_size=group_size,
+        symmetric=settings.get("symmetric", True),
+    )
+    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, partial(packers.compressed, **settings), config))
+
+
+def test_compressed_int8_and_blocks(tmp_path: Path) -> None:
+    def int8(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        values = (weight / scale).round().to(torch.int8)
+        return {"weight": values, "weight_scale": scale}, values.float() * scale
+
+    config = compressed_config("int-quantized", num_bits=8, strategy="channel")
+    check_equals_dense(tmp_path / "a", save_packed(LLAMA, tmp_path / "a", int8, config))
+    config = compressed_config("float-quantized", type="float", num_bits=8, strategy="block", block_structure=[16, 32])
+    pack = partial(packers.fp8, by="block", block=(16, 32))
+    check_equals_dense(tmp_path / "b", save_packed(LLAMA, tmp_path / "b", pack, config))
+
+
+def test_mxfp4_experts(tmp_path: Path) -> None:
+    tiny = Tiny("GptOss", base(head_dim=32, num_local_experts=6, num_experts_per_tok=3, num_hidden_layers=2))
+    model = tiny.save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    names = [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    assert len(names) == 4
+    for seed, name in enumerate(names):
+        experts, num_inputs, num_outputs = tensors.pop(name).shape
+        parts, dense = packers.mxfp4((experts, num_outputs, num_inputs), seed)
+        tensors |= {f"{name}{part}": tensor for part, tensor in parts.items()}
+        with torch.no_grad():
+            model.get_parameter(name).copy_(dense.transpose(1, 2))
+    save_file(tensors, tmp_path / "model.safetensors")
+    path = tmp_path / "config.json"
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
+    check_equals_dense(tmp_path, model)
+
+
+def test_a_packed_checkpoint_computes_in_the_type_of_what_is_dense(tmp_path: Path) -> None:
+    save_packed(Tiny("Llama", base(num_hidden_layers=1)), tmp_path, packers.gptq, gptq_config())
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    wide = ("norm.weight",)
+    save_file({n: t.half() if t.is_floating_point() and not n.endswith(wide) else t for n, t in tensors.items()}, path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "dtype"}))
+    assert describe_model(folder_files(tmp_path), 64).dtype == torch.float16
