@@ -156,7 +156,7 @@ def find_native(folders: list[Path] | None = None) -> NativeLookup:
         folders = [Path(folder) for folder in octavo_cpu.__path__]
     path = next((folder / name for folder in folders if (folder / name).is_file()), None)
     if path is None:
-        return NativeLookup(None, f"{name} was not built: no C++ compiler was found when Octavo was installed")
+        return NativeLookup(None, f"{name} is not in the package: no C++ compiler worked when Octavo was installed")
     try:
         library = NativeLibrary(path)
     except (OSError, AttributeError, ValueError) as error:
