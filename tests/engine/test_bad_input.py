@@ -1,12 +1,13 @@
 """What cannot be served is refused at once, in one line that names the rule, and alone."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from doubles.tiny_llm import Oracle, greedy
 
 from octavo import LLM, SamplingParams
-from octavo.errors import RequestError
+from octavo.errors import ConfigError, RequestError
 
 GOOD = "The quick brown fox"
 HUGE = 10**5000  # Python refuses to write it out
@@ -120,7 +121,9 @@ def test_a_prompt_over_the_limit_is_refused_at_once_with_both_numbers(make_llm, 
 
 def test_too_many_samples_are_refused(make_llm) -> None:
     llm = make_llm(max_num_seqs=4)
-    assert "n is 5, at most 4 (max_num_seqs)" in refused(llm, GOOD, SamplingParams(n=5))
+    assert "n is 5, at most 4 samples run at once; lower n, or raise max_num_seqs" in refused(
+        llm, GOOD, SamplingParams(n=5)
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,6 +149,15 @@ def test_what_are_no_parameters_fail(tiny: LLM) -> None:
         with pytest.raises(RequestError, match="a priority is an integer"):
             tiny.generate(GOOD, priority=[priority])  # type: ignore[list-item]
     (output,) = tiny.generate(GOOD, greedy(2))
+    assert output.error is None
+
+
+def test_a_format_that_the_files_are_not_is_refused(make_llm, demo_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"load_format is gguf, and .* has safetensors files; set it to auto"):
+        make_llm(load_format="gguf")
+    with pytest.raises(ConfigError, match=r"load_format is safetensors, and .* has gguf files"):
+        make_llm(demo_file, load_format="safetensors")
+    (output,) = make_llm(load_format="safetensors").generate(GOOD, greedy(2))
     assert output.error is None
 
 

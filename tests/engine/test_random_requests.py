@@ -61,7 +61,7 @@ def test_each_random_request_gets_what_it_has_alone(tiny: LLM, make_llm, oracle:
     size = rng.choice([8, 16, 32])
     settings = {
         "block_size": size,
-        "num_blocks_override": 160 // size + rng.randrange(4),
+        "num_blocks_override": 224 // size + rng.randrange(4),
         "max_model_len": 64,
         "max_num_seqs": rng.choice([3, 5, 16]),
         "max_num_batched_tokens": rng.choice([5, 16, 17, 64]) if chunked else 80,

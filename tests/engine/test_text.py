@@ -1,10 +1,13 @@
 """Tokens to text through the engine: streams, stop strings, characters in pieces. The tokens are scripted."""
 
+import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from doubles.tiny_llm import CHAT_TEMPLATE, greedy, write_tiny_llm
+from doubles.vocabularies import byte_level, write_folder
 
 from octavo import LLM, SamplingParams
 from octavo.engine.outputs import RequestOutput
@@ -128,6 +131,61 @@ def test_a_lone_surrogate_is_replaced(tiny: LLM) -> None:
     assert chat.error is None
 
 
+def test_sixty_four_threads_read_prompts_at_once(tiny: LLM) -> None:
+    words = ["fox", "naïve", "3.14", "def"]
+    with ThreadPoolExecutor(64) as pool:
+
+        def call(number: int) -> list[int]:
+            prompt, word = TEXTS[number % len(TEXTS)] * 5, words[number % len(words)]
+            (output,) = tiny.generate(prompt, greedy(2, bad_words=[word], stop=["\u4e2d"]))
+            assert output.error is None
+            assert word not in output.outputs[0].text
+            return output.prompt_token_ids
+
+        found = list(pool.map(call, range(64)))
+    for number, token_ids in enumerate(found):
+        assert token_ids == tiny.tokenizer.encode(TEXTS[number % len(TEXTS)] * 5)
+
+
+@pytest.fixture(scope="module")
+def begins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a tokenizer that begins texts with <s>, and sampling defaults of its own."""
+    folder = tmp_path_factory.mktemp("begins")
+    write_tiny_llm(folder)
+    defaults = {"eos_token_id": 1, "temperature": 0.0, "repetition_penalty": 1.5, "top_k": 7}
+    write_folder(
+        folder,
+        byte_level(add_bos=True),
+        {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE},
+        generation_config__json=json.dumps(defaults),
+    )
+    return folder
+
+
+def test_an_empty_prompt_starts_from_the_beginning_token_where_there_is_one(begins: Path, make_llm) -> None:
+    llm = make_llm(begins)
+    for output in llm.generate(["", {"prompt": ""}], greedy(3)):
+        assert (output.error, output.prompt_token_ids) == (None, [0])
+        assert len(output.outputs[0].token_ids) == 3
+    (nothing,) = llm.generate({"prompt_token_ids": []}, greedy(3))
+    assert nothing.error is not None
+    (text,) = llm.generate("hello", greedy(1))
+    (chat,) = llm.chat([{"role": "user", "content": "hello"}], greedy(1))
+    assert text.prompt_token_ids.count(0) == chat.prompt_token_ids.count(0) == 1
+
+
+def test_without_parameters_the_models_own_defaults_hold(begins: Path, make_llm) -> None:
+    llm = make_llm(begins)
+    own = SamplingParams(temperature=0.0, repetition_penalty=1.5, top_k=7)
+    assert llm.default_sampling_params() == own
+    (output,) = llm.generate("The quick brown fox")
+    (same,) = llm.generate("The quick brown fox", own)
+    (other,) = llm.generate("The quick brown fox", own.but(repetition_penalty=1.0))
+    assert output.outputs[0].token_ids == same.outputs[0].token_ids != other.outputs[0].token_ids
+    *_, streamed = llm.stream("The quick brown fox")
+    assert streamed.outputs[0].token_ids == output.outputs[0].token_ids
+
+
 # Chat
 
 
@@ -234,3 +292,13 @@ def test_each_sample_stops_alone(tiny: LLM) -> None:
         assert sample.text == before.text.split(stop)[0]
         assert sample.token_ids == before.token_ids[: len(sample.token_ids)]
         assert sample.finish_reason == ("stop" if stop in before.text else "length")
+
+
+def test_a_stop_string_that_the_last_token_completes_is_the_reason(tiny: LLM, script: Script) -> None:
+    ids = [tiny.tokenizer.encode(char, add_special_tokens=False)[0] for char in "abcdef"]
+    script(tiny, ids)
+    _, whole = both_ways(tiny, greedy(4, stop="cd"))
+    sample = whole.outputs[0]
+    assert (sample.text, sample.finish_reason, sample.stop_reason) == ("ab", "stop", "cd")
+    _, cut = both_ways(tiny, greedy(3, stop="cd"))
+    assert (cut.outputs[0].text, cut.outputs[0].finish_reason) == ("abc", "length")

@@ -49,6 +49,11 @@ def settle(config: EngineConfig, description: ModelDescription, platform: Platfo
             f"preemption_mode is swap and swap_space is 0; set swap_space to some GiB of host memory"
             f"{' (device and host share theirs here, so there is no default)' if capabilities.unified_memory else ''}"
         )
+    kind = {"folder": "safetensors"}.get(description.files.kind, description.files.kind)
+    if flat["load_format"] not in ("auto", "dummy", kind):
+        raise ConfigError(
+            f"load_format is {flat['load_format']}, and {description.files.name} has {kind} files; set it to auto"
+        )
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if flat[name] != 1:
             raise ConfigError(f"{name} is {flat[name]}, and this version runs a model on one device: set it to 1")

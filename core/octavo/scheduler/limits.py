@@ -35,7 +35,11 @@ class Limits:
         if not num_prompt:
             raise RequestError("the prompt has no tokens; at least one is needed", "prompt")
         if params.n > self.max_num_seqs:
-            raise RequestError(f"n is {params.n}, at most {self.max_num_seqs} (max_num_seqs) run at once", "n")
+            raise RequestError(
+                f"n is {params.n}, at most {self.max_num_seqs} samples run at once; lower n, or raise max_num_seqs and "
+                "max_num_batched_tokens",
+                "n",
+            )
         room = self.max_model_len - num_prompt
         if room < 0 or (room == 0 and params.max_tokens != 0):
             raise RequestError(
