@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from octavo.errors import ModelError, UnsupportedError
 from octavo.model.names import Part, bias_name, weight_name
 
-__all__ = ["Checkpoint", "SafetensorsCheckpoint", "read_json"]
+__all__ = ["Checkpoint", "SafetensorsCheckpoint", "read_json", "read_json_list"]
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -67,8 +67,9 @@ class Checkpoint(ABC):
 class SafetensorsCheckpoint(Checkpoint):
     """The safetensors files of a folder, memory-mapped. Layouts that are read:
 
-    - one `*.safetensors.index.json`, whose weight_map says which file holds which tensor;
+    - `model.safetensors.index.json`, whose weight_map says which file holds which tensor;
     - `model.safetensors`;
+    - one index of another name;
     - whatever `*.safetensors` there are, the sets named `NAME-00001-of-0000N.safetensors` complete, no tensor in two
       of them. `consolidated*.safetensors` are left aside where there are others: they hold the same under other names.
 
@@ -87,20 +88,20 @@ class SafetensorsCheckpoint(Checkpoint):
         self.where = str(folder)
         index = _index(folder)
         weight_map = _weight_map(index) if index else {}
-        paths = [folder / name for name in sorted(set(weight_map.values()))] if index else _files(folder)
-        missing = [path.name for path in paths if not path.is_file()]
+        files = sorted(set(weight_map.values())) if index else _files(folder)
+        missing = [file for file in files if not (folder / file).is_file()]
         if index and missing:
-            raise ModelError(f"{folder} lacks {missing[0]}, one of the {len(paths)} files that {index.name} lists")
+            raise ModelError(f"{folder} lacks {missing[0]}, one of the {len(files)} files that {index.name} lists")
         self._home: dict[str, Any] = {}
         homes: dict[str, str] = {}
-        for path in paths:
-            file = _open(path)
-            for name in file.keys():  # noqa: SIM118
-                if weight_map.get(name, path.name) != path.name:
+        for file in files:
+            opened = _open(folder / file)
+            for name in opened.keys():  # noqa: SIM118
+                if weight_map.get(name, file) != file:
                     continue
                 if name in homes:
-                    raise ModelError(f"{folder}: tensor {name} is both in {homes[name]} and in {path.name}")
-                self._home[name], homes[name] = file, path.name
+                    raise ModelError(f"{folder}: tensor {name} is both in {homes[name]} and in {file}")
+                self._home[name], homes[name] = opened, file
         lost = sorted(set(weight_map) - set(homes))
         if index and lost:
             raise ModelError(
@@ -142,10 +143,12 @@ class SafetensorsCheckpoint(Checkpoint):
 def _index(folder: Path) -> Path | None:
     if (folder / INDEX).is_file():
         return folder / INDEX
+    if (folder / SINGLE).is_file():
+        return None
     others = sorted(folder.glob("*.safetensors.index.json"))
-    if len(others) > 1 and not (folder / SINGLE).is_file():
+    if len(others) > 1:
         raise ModelError(f"{folder} has {others[0].name} and {others[1].name}: rename the one that is meant to {INDEX}")
-    return others[0] if len(others) == 1 else None
+    return others[0] if others else None
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -155,21 +158,22 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> list[str]:
+    """Names of the files that make up a checkpoint without an index."""
     if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
+        return [SINGLE]
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not files:
         others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in folder.glob(pattern))
         hint = f"; it has {others[0]}, which is not read from a folder" if others else ""
         raise ModelError(f"folder {folder} has no .safetensors file{hint}; --load-format dummy makes random weights")
-    paths = [path for path in paths if not path.name.startswith("consolidated")] or paths
-    for stem, last in sorted({found.group(1, 2) for path in paths if (found := NUMBERED.fullmatch(path.name))}):
+    files = [file for file in files if not file.startswith("consolidated")] or files
+    for stem, last in sorted({found.group(1, 2) for file in files if (found := NUMBERED.fullmatch(file))}):
         whole = [f"{stem}-{i:0{len(last)}}-of-{last}.safetensors" for i in range(1, int(last) + 1)]
-        missing = [name for name in whole if not (folder / name).is_file()]
+        missing = [file for file in whole if file not in files]
         if missing:
             raise ModelError(f"{folder} lacks {missing[0]}, one of the {len(whole)} files of its set")
-    return paths
+    return files
 
 
 def _open(path: Path) -> Any:
@@ -186,12 +190,29 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelError: unreadable, not JSON, or no object.
 
     """
+    content = _json(path)
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold an object, it holds {type(content).__name__}")
+    return content
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """The array in a JSON file.
+
+    Raises:
+        ModelError: unreadable, not JSON, or no array.
+
+    """
+    content = _json(path)
+    if not isinstance(content, list):
+        raise ModelError(f"{path} must hold an array, it holds {type(content).__name__}")
+    return content
+
+
+def _json(path: Path) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:  # bad JSON and bad UTF-8
         raise ModelError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} must hold an object, it holds {type(content).__name__}")
-    return content

@@ -69,7 +69,10 @@ def test_a_config_that_is_no_json_object(folder: Path, text: str) -> None:
         ({"model_type": None}, "model type None is not supported"),
         ({"model_type": ["llama"]}, "is not supported"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder-decoder (t5)"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "weights quantised by bitsandbytes; read are awq, "),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            "weights quantised by 'bitsandbytes'; read are awq, ",
+        ),
         ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "rope scaling 'spiral' is not known"),
         ({"hidden_act": "wavelet"}, "activation 'wavelet' is not known"),
     ],

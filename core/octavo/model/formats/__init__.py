@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import UnsupportedError
+from octavo.errors import UnsupportedError, shown
 from octavo.model.checkpoint import Checkpoint, SafetensorsCheckpoint
 from octavo.model.formats.awq import Awq
 from octavo.model.formats.base import PackedCheckpoint, Quantization, WeightFormat
@@ -44,9 +44,10 @@ def weight_format(quantization: Mapping[str, Any], where: str) -> WeightFormat:
 
     """
     method = quantization.get("quant_method")
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
+        named = "an unnamed method" if method is None else shown(method)
         raise UnsupportedError(
-            f"{where}: weights quantised by {method or 'an unnamed method'}; read are {', '.join(METHODS)}, "
+            f"{where}: weights quantised by {named}; read are {', '.join(METHODS)}, "
             "weights in float32, float16 and bfloat16, and GGUF files"
         )
     return METHODS[method](Quantization(quantization, where))

@@ -17,7 +17,7 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.model.checkpoint import FLOAT_TYPES, SafetensorsCheckpoint
-from octavo.model.formats.base import Packed, Quantization, WeightFormat, part
+from octavo.model.formats.base import Packed, Quantization, WeightFormat
 from octavo.model.formats.packing import dequantize, group_of_inputs, unpack
 
 __all__ = ["Awq"]
@@ -53,16 +53,16 @@ class Awq(WeightFormat):
         """A weight for each qweight."""
         for name in [n for n in stored.shapes if n.endswith(".qweight")]:
             module = name.removesuffix(".qweight")
-            part(stored, name, name, ("I32",))
-            if len(stored.shapes[name]) != 2:
+            self.part(stored, name, name, ("I32",))
+            if len(stored.shapes[name]) != 2 or not stored.shapes[name][0]:
                 raise ModelError(f"{stored.where}: {name} {list(stored.shapes[name])} is no packed matrix ({self})")
             num_inputs, num_words = stored.shapes[name]
             num_groups = -(-num_inputs // (self.group_size or num_inputs))
             num_outputs = num_words * PER_WORD
             parts = {
                 "codes": name,
-                "zeros": part(stored, f"{module}.qzeros", name, ("I32",), [(num_groups, num_words)]),
-                "scales": part(stored, f"{module}.scales", name, FLOAT_TYPES, [(num_groups, num_outputs)]),
+                "zeros": self.part(stored, f"{module}.qzeros", name, ("I32",), [(num_groups, num_words)]),
+                "scales": self.part(stored, f"{module}.scales", name, FLOAT_TYPES, [(num_groups, num_outputs)]),
             }
             yield Packed(f"{module}.weight", (num_outputs, num_inputs), parts)
 

@@ -10,7 +10,7 @@ import torch
 from octavo.errors import ModelError, UnsupportedError, shown
 from octavo.model.checkpoint import Checkpoint, SafetensorsCheckpoint
 
-__all__ = ["Packed", "PackedCheckpoint", "Quantization", "WeightFormat", "part"]
+__all__ = ["Packed", "PackedCheckpoint", "Quantization", "WeightFormat"]
 
 T = TypeVar("T")
 
@@ -53,6 +53,42 @@ class WeightFormat(ABC):
     @abstractmethod
     def read(self, packed: Packed, stored: SafetensorsCheckpoint) -> torch.Tensor:
         """The dense tensor, in a float type that holds its values."""
+
+    def part(
+        self,
+        stored: SafetensorsCheckpoint,
+        name: str,
+        beside: str,
+        types: Collection[str],
+        shapes: Collection[tuple[int, ...]] | None = None,
+    ) -> str:
+        """The name, if the checkpoint has such a tensor.
+
+        Args:
+            stored: the checkpoint.
+            name: of a tensor that something packed needs.
+            beside: the tensor that needs it, for messages.
+            types: that it may be stored in.
+            shapes: that it may have; None for any.
+
+        Raises:
+            ModelError: it is not there, or of another type or shape.
+
+        """
+        if name not in stored.shapes:
+            raise ModelError(f"{stored.where}: tensor {name} is missing, which {beside} needs")
+        if stored.types[name] not in types:
+            raise ModelError(
+                f"{stored.where}: tensor {name} is stored as {stored.types[name]}, "
+                f"expected is {' or '.join(types)} to fit {beside}"
+            )
+        if shapes is not None and stored.shapes[name] not in shapes:
+            allowed = " or ".join(str(list(shape)) for shape in shapes)
+            raise ModelError(
+                f"{stored.where}: tensor {name} has shape {list(stored.shapes[name])}, "
+                f"expected is {allowed} to fit {beside} {list(stored.shapes[beside])} ({self})"
+            )
+        return name
 
 
 class PackedCheckpoint(Checkpoint):
@@ -98,42 +134,6 @@ class PackedCheckpoint(Checkpoint):
         """A view of the mapped file, or what the format makes."""
         packed = self._packed.get(name)
         return self._form.read(packed, self._stored) if packed else self._stored.read(name)
-
-
-def part(
-    stored: SafetensorsCheckpoint,
-    name: str,
-    beside: str,
-    types: Collection[str],
-    shapes: Collection[tuple[int, ...]] | None = None,
-) -> str:
-    """The name, if the checkpoint has such a tensor.
-
-    Args:
-        stored: the checkpoint.
-        name: of a tensor that something packed needs.
-        beside: the tensor that needs it, for messages.
-        types: that it may be stored in.
-        shapes: that it may have; None for any.
-
-    Raises:
-        ModelError: it is not there, or of another type or shape.
-
-    """
-    if name not in stored.shapes:
-        raise ModelError(f"{stored.where}: tensor {name} is missing, which {beside} needs")
-    if stored.types[name] not in types:
-        raise ModelError(
-            f"{stored.where}: tensor {name} is stored as {stored.types[name]}, "
-            f"expected is {' or '.join(types)} to fit {beside}"
-        )
-    if shapes is not None and stored.shapes[name] not in shapes:
-        allowed = " or ".join(str(list(shape)) for shape in shapes)
-        raise ModelError(
-            f"{stored.where}: tensor {name} has shape {list(stored.shapes[name])}, "
-            f"expected is {allowed} to fit {beside} {list(stored.shapes.get(beside, ()))}"
-        )
-    return name
 
 
 class Quantization:

@@ -19,7 +19,7 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.model.checkpoint import FLOAT_TYPES, SafetensorsCheckpoint
-from octavo.model.formats.base import Packed, Quantization, WeightFormat, part
+from octavo.model.formats.base import Packed, Quantization, WeightFormat
 from octavo.model.formats.packing import dequantize, group_of_inputs, unpack
 from octavo.model.formats.scaled import FLOAT8, Scaled
 
@@ -95,21 +95,21 @@ class PackedIntegers(WeightFormat):
         """A weight for each tensor of words."""
         for words in [n for n in stored.shapes if n.endswith(".weight_packed")]:
             name = words.removesuffix("_packed")
-            part(stored, words, words, ("I32",))
-            listed = part(stored, f"{name}_shape", words, ("I64", "I32"), [(2,)])
+            self.part(stored, words, words, ("I32",))
+            listed = self.part(stored, f"{name}_shape", words, ("I64", "I32"), [(2,)])
             shape = tuple(stored.read(listed).tolist())
             if min(shape) < 1 or stored.shapes[words] != (shape[0], self._num_words(shape[1])):
                 raise ModelError(
                     f"{stored.where}: {listed} says {list(shape)}, but {words} is {list(stored.shapes[words])} ({self})"
                 )
             num_groups = -(-shape[1] // (self.group_size or shape[1]))
-            scale = part(stored, f"{name}_scale", words, FLOAT_TYPES, [(shape[0], num_groups)])
+            scale = self.part(stored, f"{name}_scale", words, FLOAT_TYPES, [(shape[0], num_groups)])
             parts = {"codes": words, "shape": listed, "scales": scale}
             if (zeros := f"{name}_zero_point") in stored.shapes:
                 zeros_shape = (self._num_words(shape[0]), num_groups)
-                parts["zeros"] = part(stored, zeros, words, ("I32",), [zeros_shape])
+                parts["zeros"] = self.part(stored, zeros, words, ("I32",), [zeros_shape])
             if (group := f"{name}_g_idx") in stored.shapes:
-                parts["group"] = part(stored, group, words, ("I32", "I64"), [(shape[1],)])
+                parts["group"] = self.part(stored, group, words, ("I32", "I64"), [(shape[1],)])
             yield Packed(name, shape, parts)
 
     def read(self, packed: Packed, stored: SafetensorsCheckpoint) -> torch.Tensor:

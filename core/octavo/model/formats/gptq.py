@@ -20,7 +20,7 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.model.checkpoint import FLOAT_TYPES, SafetensorsCheckpoint
-from octavo.model.formats.base import Packed, Quantization, WeightFormat, part
+from octavo.model.formats.base import Packed, Quantization, WeightFormat
 from octavo.model.formats.packing import dequantize, group_of_inputs, num_unpacked, unpack
 
 __all__ = ["Gptq"]
@@ -63,10 +63,10 @@ class Gptq(WeightFormat):
         """A weight for each qweight."""
         for name in [n for n in stored.shapes if n.endswith(".qweight")]:
             module = name.removesuffix(".qweight")
-            part(stored, name, name, ("I32",))
+            self.part(stored, name, name, ("I32",))
             shape = stored.shapes[name]
             num_inputs = num_unpacked(shape[0], self.bits) if len(shape) == 2 else None
-            if num_inputs is None:
+            if not num_inputs:
                 raise ModelError(f"{stored.where}: {name} {list(shape)} is no matrix packed along inputs ({self})")
             num_outputs = shape[1]
             num_groups = -(-num_inputs // (self.group_size or num_inputs))
@@ -75,11 +75,11 @@ class Gptq(WeightFormat):
                 raise ModelError(f"{stored.where}: the zeros of {num_outputs} outputs fill no words ({self})")
             parts = {
                 "codes": name,
-                "zeros": part(stored, f"{module}.qzeros", name, ("I32",), [zeros_shape]),
-                "scales": part(stored, f"{module}.scales", name, FLOAT_TYPES, [(num_groups, num_outputs)]),
+                "zeros": self.part(stored, f"{module}.qzeros", name, ("I32",), [zeros_shape]),
+                "scales": self.part(stored, f"{module}.scales", name, FLOAT_TYPES, [(num_groups, num_outputs)]),
             }
             if self.act_order or f"{module}.g_idx" in stored.shapes:
-                parts["group"] = part(stored, f"{module}.g_idx", name, ("I32", "I64"), [(num_inputs,)])
+                parts["group"] = self.part(stored, f"{module}.g_idx", name, ("I32", "I64"), [(num_inputs,)])
             yield Packed(f"{module}.weight", (num_outputs, num_inputs), parts)
 
     def read(self, packed: Packed, stored: SafetensorsCheckpoint) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.model.checkpoint import SafetensorsCheckpoint
-from octavo.model.formats.base import Packed, Quantization, WeightFormat, part
+from octavo.model.formats.base import Packed, Quantization, WeightFormat
 from octavo.model.formats.packing import CHUNK_ELEMENTS
 
 __all__ = ["Mxfp4"]
@@ -39,11 +39,11 @@ class Mxfp4(WeightFormat):
         """A tensor for each one of blocks."""
         for blocks in [n for n in stored.shapes if n.endswith("_blocks")]:
             name = blocks.removesuffix("_blocks")
-            part(stored, blocks, blocks, ("U8",))
+            self.part(stored, blocks, blocks, ("U8",))
             shape = stored.shapes[blocks]
             if len(shape) < 3 or shape[-1] != HALF_BLOCK:
                 raise ModelError(f"{stored.where}: {blocks} {list(shape)} does not hold blocks of {HALF_BLOCK} bytes")
-            scales = part(stored, f"{name}_scales", blocks, ("U8",), [shape[:-1]])
+            scales = self.part(stored, f"{name}_scales", blocks, ("U8",), [shape[:-1]])
             dense = (*shape[:-2], shape[-2] * HALF_BLOCK * 2)
             yield Packed(name, dense, {"blocks": blocks, "scales": scales})
 

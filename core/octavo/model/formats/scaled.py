@@ -19,7 +19,7 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.model.checkpoint import FLOAT_TYPES, SafetensorsCheckpoint
-from octavo.model.formats.base import Packed, Quantization, WeightFormat, part
+from octavo.model.formats.base import Packed, Quantization, WeightFormat
 from octavo.model.formats.packing import CHUNK_ELEMENTS
 
 __all__ = ["FLOAT8", "Scaled"]
@@ -65,7 +65,7 @@ class Scaled(WeightFormat):
             if len(shape) < 2:
                 raise ModelError(f"{stored.where}: {name} {list(shape)} in {stored.types[name]} is no matrix")
             scale = next((name + suffix for suffix in SUFFIXES if name + suffix in stored.shapes), name + SUFFIXES[0])
-            part(stored, scale, name, SCALES, self._grids(shape))
+            self.part(stored, scale, name, SCALES, self._grids(shape))
             yield Packed(name, shape, {"values": name, "scales": scale})
 
     def read(self, packed: Packed, stored: SafetensorsCheckpoint) -> torch.Tensor:
