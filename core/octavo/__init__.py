@@ -6,18 +6,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.engine.llm import LLM
-    from octavo.engine.outputs import CompletionOutput, RequestOutput
+    from octavo.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
     from octavo.errors import OctavoError
     from octavo.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "EngineConfig", "OctavoError", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EngineConfig",
+    "OctavoError",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 # Resolved on first use: a plugin that imports octavo.contract must not pull in the engine.
 _HOMES = {
     "LLM": "octavo.engine.llm",
     "CompletionOutput": "octavo.engine.outputs",
+    "EmbeddingOutput": "octavo.engine.outputs",
     "EngineConfig": "octavo.config",
     "OctavoError": "octavo.errors",
     "RequestOutput": "octavo.engine.outputs",

@@ -12,7 +12,7 @@ from repo.sources import ROOT, text_of, tracked
 # From the ground up. A module may import its own part and the parts on lower lines.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("config", "sampling_params", "gguf_file"),
+    ("config", "sampling_params", "pooling_params", "gguf_file"),
     ("contract",),
     ("hardware",),
     ("cache", "model", "text"),
@@ -120,7 +120,9 @@ def test_the_rule_of_platforms_itself(name: str, foreign: bool) -> None:
     assert is_foreign(name, "octavo_mine") == foreign
 
 
-@pytest.mark.parametrize("module", ["octavo", "octavo.config", "octavo.sampling_params", "octavo.cli.main"])
+@pytest.mark.parametrize(
+    "module", ["octavo", "octavo.config", "octavo.sampling_params", "octavo.pooling_params", "octavo.cli.main"]
+)
 def test_light_modules_do_not_import_torch(module: str) -> None:
     run(f"import sys, {module}\nassert not {{'torch', 'transformers', 'numpy'}} & set(sys.modules), 'heavy'")
 

@@ -5,25 +5,30 @@ import logging
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
 from octavo.config import EngineConfig
+from octavo.engine.embedding import EmbeddingEngine
 from octavo.engine.inputs import Conversation, Inputs, Message, Prompt, as_conversations, as_prompts
 from octavo.engine.loop import EngineCore, EngineStats
-from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.engine.output_processor import Output, OutputProcessor
+from octavo.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
 from octavo.engine.settle import settle
 from octavo.engine.terminal import progress_wanted
-from octavo.errors import RequestError, shown
+from octavo.errors import RequestError, UnsupportedError, shown
 from octavo.executor.local import LocalExecutor
 from octavo.hardware.choose import choose_platform, create_platform
 from octavo.hardware.registry import discover
 from octavo.model.describe import describe_model
+from octavo.model.encoder import EncoderModel
 from octavo.model.files import resolve_model
+from octavo.model.sentence import own_pooling
+from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.request import Request
 from octavo.text.tokenizer import load_tokenizer
@@ -31,6 +36,18 @@ from octavo.text.tokenizer import load_tokenizer
 __all__ = ["LLM"]
 
 logger = logging.getLogger(__name__)
+
+NO_OUTPUT = SamplingParams(temperature=0, max_tokens=0, detokenize=False)  # of a prompt that is only embedded
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What a caller wants of one prompt: samples, or with `pooling` an embedding."""
+
+    prompt: Prompt | Conversation
+    params: SamplingParams
+    priority: int = 0
+    pooling: PoolingParams | None = None
 
 
 class LLM:
@@ -61,24 +78,29 @@ class LLM:
         platform_info = choose_platform(registry, given.platform.platform)
         files = resolve_model(given.model.model, progress=progress)
         description = describe_model(files, given.model.max_model_len, given.model.model_impl)
-        self.config = settle(given, description, create_platform(platform_info, given.platform.device))
+        platform = create_platform(platform_info, given.platform.device)
+        self.config = settle(given, description, platform)
         self.description = description
         own = given.model.tokenizer
         self.tokenizer = load_tokenizer(files.tokenizer if own is None else Path(own))
-        self.executor = LocalExecutor(
-            self.config,
-            description,
-            platform_info,
-            registry,
-            vocab_size=self.tokenizer.vocab_size,
-            progress=progress,
-        )
-        self._engine = EngineCore(self.config, self.executor)
+        self._engine: EngineCore | EmbeddingEngine
+        if isinstance(description, EncoderModel):
+            self._engine = EmbeddingEngine.create(self.config, description, platform, progress=progress)
+        else:
+            self.executor = LocalExecutor(
+                self.config,
+                description,
+                platform_info,
+                registry,
+                vocab_size=self.tokenizer.vocab_size,
+                progress=progress,
+            )
+            self._engine = EngineCore(self.config, self.executor)
         self._inputs = Inputs(self.tokenizer, description.vocab_size, self.config.model.seed)
         self._outputs = OutputProcessor(self.tokenizer)
         self._request_ids = itertools.count()
         self._lock = threading.Lock()  # over the engine and what follows
-        self._news: dict[str, RequestOutput] = {}  # outputs that whoever asked has not taken yet
+        self._news: dict[str, Output] = {}  # outputs that whoever asked has not taken yet
         self._abandoned: list[str] = []  # requests that nobody waits for any more
         self._is_closed = False
 
@@ -103,7 +125,7 @@ class LLM:
         A prompt that cannot be served fails alone: its output has `error` set, finish_reason "error".
 
         """
-        return self._complete(as_prompts(prompts), sampling_params, priority, use_tqdm)
+        return self._generate(as_prompts(prompts), sampling_params, priority, use_tqdm)
 
     def chat(
         self,
@@ -120,7 +142,7 @@ class LLM:
         A conversation that is malformed or that the template refuses fails alone, as prompts do in `generate`.
         """
         conversations = [Conversation(one, tools, add_generation_prompt) for one in as_conversations(messages)]
-        return self._complete(conversations, sampling_params, priority, use_tqdm)
+        return self._generate(conversations, sampling_params, priority, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Complete one prompt, yielding the output as it grows; `outputs[i].delta` is the newest text.
@@ -142,6 +164,39 @@ class LLM:
         """Answer one conversation, yielding the output as it grows; see `stream`."""
         yield from self._stream(Conversation(messages), sampling_params)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Turn prompts into vectors, by their final hidden states; results stand in the order of the prompts.
+
+        Args:
+            prompts: as in `generate`.
+            pooling: the mean over all tokens ("mean"), the last token ("last") or the first ("cls"); unset: what
+                the model's files say, or else the mean.
+            normalize: make each vector one of length 1, so that a product of two is their cosine.
+            priority: as in `generate`.
+            use_tqdm: as in `generate`.
+
+        A prompt that cannot be served fails alone: its output has `error` set and no embedding.
+
+        Raises:
+            RequestError: a pooling that is none.
+            UnsupportedError: the model's files ask for a pooling, or for something after it, that is not known.
+
+        """
+        own = own_pooling(self.description.files)
+        params = PoolingParams(pooling or own or "mean", normalize)
+        given = as_prompts(prompts)
+        ranks = self._priorities_for(given, priority)
+        wishes = [_Wish(prompt, NO_OUTPUT, rank, params) for prompt, rank in zip(given, ranks, strict=True)]
+        return cast(list[EmbeddingOutput], self._complete(wishes, "Embedding", use_tqdm))
+
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config asks for."""
         return SamplingParams(**self.description.sampling_defaults)
@@ -162,7 +217,7 @@ class LLM:
         """Give the device's memory back. The object is of no use afterwards."""
         with self._lock:
             self._is_closed = True
-            self.executor.shutdown()
+            self._engine.close()
 
     def __enter__(self) -> "LLM":
         return self
@@ -174,25 +229,31 @@ class LLM:
 
     # Inside
 
-    def _complete(
+    def _generate(
         self,
         prompts: Sequence[Prompt | Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         use_tqdm: bool | None,
     ) -> list[RequestOutput]:
+        self._check_generates()
         params = self._params_for(prompts, sampling_params)
         priorities = self._priorities_for(prompts, priority)
-        ids = [str(next(self._request_ids)) for _ in prompts]
-        done: dict[str, RequestOutput] = {}
+        wishes = [_Wish(*each) for each in zip(prompts, params, priorities, strict=True)]
+        return cast(list[RequestOutput], self._complete(wishes, "Generating", use_tqdm))
+
+    def _complete(self, wishes: Sequence[_Wish], doing: str, use_tqdm: bool | None) -> list[Output]:
+        """An output for each wish, of the kind that it asks for."""
+        ids = [str(next(self._request_ids)) for _ in wishes]
+        done: dict[str, Output] = {}
         wanted = progress_wanted() if use_tqdm is None else use_tqdm
         try:
-            for request_id, prompt, one, rank in zip(ids, prompts, params, priorities, strict=True):
+            for request_id, wish in zip(ids, wishes, strict=True):
                 try:
-                    self._begin(request_id, prompt, one, rank)
+                    self._begin(request_id, wish)
                 except RequestError as error:
-                    done[request_id] = _refused(request_id, prompt, one, error)
-            with tqdm(total=len(prompts), desc="Generating", unit="request", disable=not wanted) as bar:
+                    done[request_id] = _refused(request_id, wish, error)
+            with tqdm(total=len(wishes), desc=doing, unit="request", disable=not wanted) as bar:
                 bar.update(len(done))
                 for output in self._run(set(ids) - set(done)):
                     if output.finished:
@@ -203,11 +264,12 @@ class LLM:
         return [done[request_id] for request_id in ids]
 
     def _stream(self, prompt: Prompt | Conversation, sampling_params: SamplingParams | None) -> Iterator[RequestOutput]:
+        self._check_generates()
         request_id = str(next(self._request_ids))
-        self._begin(request_id, prompt, sampling_params or self.default_sampling_params(), 0)
+        self._begin(request_id, _Wish(prompt, sampling_params or self.default_sampling_params()))
         num_told: dict[int, int] = {}  # characters of each sample
         try:
-            for output in self._run({request_id}):
+            for output in cast(Iterator[RequestOutput], self._run({request_id})):
                 for sample in output.outputs:
                     sample.delta = sample.text[num_told.get(sample.index, 0) :]
                     num_told[sample.index] = len(sample.text)
@@ -241,28 +303,40 @@ class LLM:
                 raise RequestError(f"a priority is an integer, got {shown(priority)}", "priority")
         return priorities
 
-    def _begin(self, request_id: str, prompt: Prompt | Conversation, params: SamplingParams, priority: int) -> None:
+    def _check_generates(self) -> None:
+        """An encoder's user learns at once that there is nothing to wait for."""
+        if isinstance(self.description, EncoderModel):
+            raise UnsupportedError(
+                f"{self.description.files.name} is an encoder ({self.description.architecture}): it gives embeddings "
+                "(LLM.embed) and generates no text"
+            )
+
+    def _begin(self, request_id: str, wish: _Wish) -> None:
         """Queue a request, or say in the log why not and raise."""
         if self._is_closed:
             raise RuntimeError("this LLM was closed; make another")
         try:
-            tokenized = self._inputs.tokenize(prompt)
-            completed = self._inputs.complete(params)
+            tokenized = self._inputs.tokenize(wish.prompt)
+            completed = self._inputs.complete(wish.params)
             request = Request(
                 request_id,
                 tokenized.token_ids,
                 completed,
+                pooling=wish.pooling,
                 eos_token_ids=self.description.eos_token_ids,
-                priority=priority,
+                priority=wish.priority,
             )
             with self._lock:
                 self._engine.add_request(request)
-                self._outputs.add(request_id, tokenized, completed)
+                if wish.pooling is None:
+                    self._outputs.add(request_id, tokenized, completed)
+                else:
+                    self._outputs.add_embedding(request_id, tokenized)
         except RequestError as error:
             logger.warning("request %s refused: %s", request_id, error)
             raise
 
-    def _run(self, request_ids: Collection[str]) -> Iterator[RequestOutput]:
+    def _run(self, request_ids: Collection[str]) -> Iterator[Output]:
         """Step until these requests have finished, yielding their outputs as they gain something.
 
         A step serves the requests of all callers; what others gained waits until they ask.
@@ -316,9 +390,9 @@ class LLM:
             self._news.pop(request_id, None)
 
 
-def _refused(
-    request_id: str, prompt: Prompt | Conversation, params: SamplingParams, error: RequestError
-) -> RequestOutput:
-    text = prompt if isinstance(prompt, str) else None
-    samples = [CompletionOutput(i, finish_reason="error") for i in range(getattr(params, "n", 1))]
+def _refused(request_id: str, wish: _Wish, error: RequestError) -> Output:
+    text = wish.prompt if isinstance(wish.prompt, str) else None
+    if wish.pooling is not None:
+        return EmbeddingOutput(request_id, text, [], finished=True, error=str(error))
+    samples = [CompletionOutput(i, finish_reason="error") for i in range(getattr(wish.params, "n", 1))]
     return RequestOutput(request_id, text, [], samples, finished=True, error=str(error))

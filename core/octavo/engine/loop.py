@@ -85,6 +85,10 @@ class EngineCore:
         if self.manager.prefix is not None:
             self.manager.prefix.clear()
 
+    def close(self) -> None:
+        """Give back what is held on the devices."""
+        self._executor.shutdown()
+
     def step(self) -> list[RequestUpdate]:
         """Run one step and return what requests gained. A fault of the step ends at most the requests in it."""
         output = self.scheduler.schedule()

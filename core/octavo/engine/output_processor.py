@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from octavo.engine.inputs import TokenizedPrompt
-from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.engine.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import RequestUpdate, SampleUpdate, TokenLogprobs
 from octavo.text.detokenizer import Detokenizer
 from octavo.text.stop import StopChecker
 from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["OutputProcessor"]
+__all__ = ["Output", "OutputProcessor"]
+
+Output: TypeAlias = RequestOutput | EmbeddingOutput
 
 
 class _Sample:
@@ -88,9 +91,10 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._requests: dict[str, _FrontRequest] = {}
+        self._embeddings: dict[str, EmbeddingOutput] = {}
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._requests) + len(self._embeddings)
 
     def add(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams) -> None:
         """Begin a request."""
@@ -100,15 +104,22 @@ class OutputProcessor:
             output.prompt_logprobs = [None]
         self._requests[request_id] = _FrontRequest(prompt, samples, output)
 
+    def add_embedding(self, request_id: str, prompt: TokenizedPrompt) -> None:
+        """Begin a request for an embedding."""
+        self._embeddings[request_id] = EmbeddingOutput(request_id, prompt.text, prompt.token_ids)
+
     def drop(self, request_id: str) -> None:
         """Forget a request whose caller left."""
         self._requests.pop(request_id, None)
+        self._embeddings.pop(request_id, None)
 
-    def take(self, update: RequestUpdate) -> tuple[RequestOutput | None, list[int]]:
+    def take(self, update: RequestUpdate) -> tuple[Output | None, list[int]]:
         """The request's output after an update, and the samples that a stop string ended.
 
         The output is the same object each time. None: the request is not known any more.
         """
+        if update.request_id in self._embeddings:
+            return self._take_embedding(update), []
         request = self._requests.get(update.request_id)
         if request is None:
             return None, []
@@ -123,8 +134,25 @@ class OutputProcessor:
             del self._requests[update.request_id]
         return output, stopped
 
-    def fail(self, request_id: str, message: str) -> RequestOutput | None:
+    def _take_embedding(self, update: RequestUpdate) -> EmbeddingOutput:
+        output = self._embeddings[update.request_id]
+        output.num_cached_tokens, output.error, output.finished = (
+            update.num_cached_tokens,
+            update.error,
+            update.is_finished,
+        )
+        if update.embedding is not None and update.error is None:
+            output.embedding = list(update.embedding)
+        if output.finished:
+            del self._embeddings[update.request_id]
+        return output
+
+    def fail(self, request_id: str, message: str) -> Output | None:
         """End a request whose update could not be taken. None: it is not known any more."""
+        embedding = self._embeddings.pop(request_id, None)
+        if embedding is not None:
+            embedding.error, embedding.finished = message, True
+            return embedding
         request = self._requests.pop(request_id, None)
         if request is None:
             return None

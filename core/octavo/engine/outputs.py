@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["CompletionOutput", "Logprob", "RequestOutput"]
+__all__ = ["CompletionOutput", "EmbeddingOutput", "Logprob", "RequestOutput"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +82,32 @@ class RequestOutput:
     def num_generated_tokens(self) -> int:
         """Tokens of all samples."""
         return sum(len(output.token_ids) for output in self.outputs)
+
+
+@dataclass
+class EmbeddingOutput:
+    """The embedding of one prompt.
+
+    Attributes:
+        request_id: its name in logs.
+        prompt: its text; None where token ids were given.
+        prompt_token_ids: what the model read.
+        embedding: H numbers; None where it failed.
+        finished: whether there is nothing more to come.
+        num_cached_tokens: prompt tokens that the prefix cache served.
+        error: why it failed; the other prompts of the call are untouched.
+
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: list[float] | None = None
+    finished: bool = False
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)

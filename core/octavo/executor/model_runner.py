@@ -18,6 +18,7 @@ from octavo.executor.logits import LogitsProcessor
 from octavo.executor.logprobs import from_logits, from_scores
 from octavo.executor.sampler import Draw, RowError, Sampler
 from octavo.scheduler.messages import (
+    HiddenSum,
     ModelRunnerOutput,
     NewSequence,
     ScheduledSequence,
@@ -76,11 +77,14 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Share:
-    """One sequence's part of a program call: its piece, for whom the last row is, which prompt tokens it scores."""
+    """One sequence's part of a program call: its piece, for whom the last row is, which prompt tokens it scores or
+    gives the hidden states of.
+    """
 
     piece: Piece
     sample_for: tuple[int, ...] = ()
     scored: range = range(0)  # prompt positions whose log-probability the piece gives
+    pooled: range = range(0)  # prompt positions whose hidden states it sums up
 
 
 def scores_prompts(program: Program) -> bool:
@@ -187,17 +191,24 @@ class ModelRunner:
             # Position p gives the distribution of token p + 1; the first prompt token has none.
             first = max(origin.prompt_logprobs_from, one.num_computed + 1)
             scored = range(first, max(first, min(end + 1, origin.num_prompt_tokens)))
-        return _Share(Piece(one.seq_id, one.num_computed, one.num_tokens), one.sample_for, scored)
+        first = max(origin.pooled.start, one.num_computed)
+        pooled = range(first, max(first, min(end, origin.pooled.stop)))
+        return _Share(Piece(one.seq_id, one.num_computed, one.num_tokens), one.sample_for, scored, pooled)
 
     def _compute(self, shares: Sequence[_Share], result: "_Result") -> None:
         batch = self._builder.build([share.piece for share in shares])
         rows = _RowList()
         scoring: list[tuple[_Share, slice, slice]] = []
         choosing: list[tuple[_Share, RowMode, int]] = []
+        pooling: list[tuple[int, slice]] = []
         offset = 0
         for share in shares:
             if share.scored:
                 scoring.append((share, *self._ask_scores(rows, share, offset)))
+            if share.pooled:
+                shift = offset - share.piece.start
+                index = range(share.pooled.start + shift, share.pooled.stop + shift)
+                pooling.append((share.piece.seq_id, self._ask_hidden(rows, index)))
             offset += share.piece.num_tokens
             if share.sample_for:
                 mode = self._sample_mode(share)
@@ -205,7 +216,13 @@ class ModelRunner:
         output = self._program.submit(batch, rows.rows()).result()
         for share, first, second in scoring:
             self._take_scores(share, first, second, output, result)
+        for seq_id, places in pooling:
+            _take_hidden(seq_id, places, output, result)
         self._take_tokens(choosing, output, result)
+
+    def _ask_hidden(self, rows: "_RowList", index: range) -> slice:
+        """Request hidden states; returns their places, none where the program has not got them."""
+        return rows.add(RowMode.HIDDEN, index) if RowMode.HIDDEN in self._program.modes else slice(0)
 
     # Log-probabilities of the prompt
 
@@ -297,11 +314,12 @@ class _Result:
     token_ids: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    hidden_sums: dict[int, HiddenSum] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 
     def output(self) -> ModelRunnerOutput:
         failures = tuple(SequenceFailure(seq_id, message) for seq_id, message in self.failures.items())
-        return ModelRunnerOutput(self.token_ids, self.logprobs, self.prompt_logprobs, failures)
+        return ModelRunnerOutput(self.token_ids, self.logprobs, self.prompt_logprobs, self.hidden_sums, failures)
 
 
 class _RowList:
@@ -330,6 +348,18 @@ class _RowList:
         return Rows(index, np.asarray(self._mode, np.uint8), self._k, target)
 
 
+def _take_hidden(seq_id: int, places: slice, output: StepOutput, result: _Result) -> None:
+    """The sum of a sequence's hidden states, in float64, so that chunks make no difference worth speaking of."""
+    if output.hidden is None or places.stop == 0:
+        result.failures[seq_id] = "this platform's program of the model gives no hidden states to make embeddings of"
+        return
+    total = output.hidden[places].sum(0, dtype=torch.float64).numpy()
+    if not np.isfinite(total).all():
+        result.failures[seq_id] = "the model gave hidden states that are not numbers"
+        return
+    result.hidden_sums[seq_id] = HiddenSum(places.stop - places.start, total)
+
+
 def _scored(
     targets: Sequence[int], scores: slice, best: slice, num_top: int, output: StepOutput
 ) -> list[TokenLogprobs]:
@@ -352,4 +382,4 @@ def _split(share: _Share, room: int) -> tuple[_Share | None, _Share]:
         return None, share
     head = _Share(Piece(piece.seq_id, piece.start, cut), (), scored[:room])
     rest = Piece(piece.seq_id, piece.start + cut, piece.num_tokens - cut)
-    return head, _Share(rest, share.sample_for, scored[room:])
+    return head, _Share(rest, share.sample_for, scored[room:])  # nothing that is scored is pooled

@@ -14,6 +14,7 @@ from octavo.gguf_file import GGUFFile
 from octavo.model.checkpoint import Checkpoint, read_json
 from octavo.model.config import ConfigView
 from octavo.model.description import ModelDescription, NativeModel
+from octavo.model.encoder import describe_encoder, is_encoder
 from octavo.model.families import FAMILIES, Family
 from octavo.model.families.rope import num_positions
 from octavo.model.files import ModelFiles
@@ -47,6 +48,10 @@ def describe_model(files: ModelFiles, max_model_len: int | None = None, impl: Mo
         UnsupportedError: no family covers the model, nor does transformers where it may.
 
     """
+    if is_encoder(files):
+        if impl == "native":
+            raise UnsupportedError(f"{files.path} is an encoder, which runs through transformers: set model_impl to hf")
+        return describe_encoder(files)
     if impl == "hf":
         return describe_hf(files, max_model_len)
     try:

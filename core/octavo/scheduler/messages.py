@@ -9,10 +9,13 @@ resumes comes as a new one, with the tokens it had.
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from octavo.sampling_params import SamplingParams
 
 __all__ = [
+    "HiddenSum",
     "ModelRunnerOutput",
     "NewSequence",
     "RequestUpdate",
@@ -37,6 +40,7 @@ class NewSequence:
         eos_token_ids: ids that min_tokens holds off and ignore_eos ignores.
         block_ids: the block table so far.
         prompt_logprobs_from: first prompt position whose log-probability is still wanted, or None.
+        pooled: prompt positions whose hidden states are still to be summed up, for an embedding.
 
     """
 
@@ -48,6 +52,7 @@ class NewSequence:
     eos_token_ids: frozenset[int]
     block_ids: list[int]
     prompt_logprobs_from: int | None = None
+    pooled: range = range(0)
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,20 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
+class HiddenSum:
+    """Final hidden states of some tokens, as one sum.
+
+    Attributes:
+        num_tokens: how many.
+        total: [H] float64.
+
+    """
+
+    num_tokens: int
+    total: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class SequenceFailure:
     """A sequence whose part of the step failed (NaN logits, a sampler's error); the others go on."""
 
@@ -136,6 +155,7 @@ class ModelRunnerOutput:
         token_ids: seq_id to the sampled token, for every sequence of a `sample_for`.
         logprobs: seq_id to its log-probabilities, where asked for.
         prompt_logprobs: seq_id to those of the prompt positions whose targets this chunk scored, in order.
+        hidden_sums: seq_id to the sum over those of its `pooled` positions that this chunk computed.
         failures: sequences that must end with an error.
 
     """
@@ -143,6 +163,7 @@ class ModelRunnerOutput:
     token_ids: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    hidden_sums: dict[int, HiddenSum] = field(default_factory=dict)
     failures: tuple[SequenceFailure, ...] = ()
 
 
@@ -172,6 +193,7 @@ class RequestUpdate(msgspec.Struct, frozen=True):
         request_id: the request.
         samples: those that gained something.
         prompt_logprobs: of further prompt positions, in order; position 0 has none and is not sent.
+        embedding: H numbers, once they are complete, where the request asked for an embedding.
         num_cached_tokens: prompt tokens served by the prefix cache.
         error: why it failed, where a finish reason is "error".
         is_finished: whether this is the last update.
@@ -181,6 +203,7 @@ class RequestUpdate(msgspec.Struct, frozen=True):
     request_id: str
     samples: tuple[SampleUpdate, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: tuple[float, ...] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
     is_finished: bool = False

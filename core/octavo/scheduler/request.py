@@ -8,7 +8,9 @@ from enum import Enum
 from typing import Literal
 
 from octavo.cache.manager import BlockChain, SwappedTable
+from octavo.pooling_params import PoolingParams
 from octavo.sampling_params import SamplingParams
+from octavo.scheduler.pooling import Pool
 
 __all__ = ["Event", "FinishReason", "Request", "RequestState", "Sequence"]
 
@@ -75,6 +77,7 @@ class Request:
         priority: lower goes first under the priority policy.
         eos_token_ids: the model's ids that end an output.
         max_output_tokens: max_tokens, cut to what the model's length and the KV blocks allow.
+        pool: what has been pooled, where an embedding is wanted (then max_tokens is 0 and n is 1); or None.
 
     """
 
@@ -84,6 +87,7 @@ class Request:
         prompt_token_ids: TokenIds[int],
         params: SamplingParams,
         *,
+        pooling: PoolingParams | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         priority: int = 0,
         salt: bytes = b"",
@@ -100,6 +104,7 @@ class Request:
         self.max_output_tokens = 0
         self.state = RequestState.WAITING
         self.sequences: list[Sequence] = []
+        self.pool = Pool(pooling, len(self.prompt_token_ids)) if pooling else None
         self.num_prompt_logprobs = 0  # positions scored so far
         self.num_cached_tokens: int | None = None  # of the prompt, by prefix hits at the first admission
         self.num_preemptions = 0
@@ -112,6 +117,11 @@ class Request:
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_token_ids)
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether rows are wanted that the prefix cache could serve, so that every one must be computed."""
+        return self.params.prompt_logprobs is not None or (self.pool is not None and self.pool.needs_whole_prompt)
 
     @property
     def live(self) -> list[Sequence]:

@@ -282,7 +282,7 @@ class Scheduler:
         return match, needed + sum(self.manager.num_blocks_for(len(seq.token_ids)) - shared for seq in others)
 
     def _match(self, request: Request, seq: Sequence) -> PrefixMatch:
-        if request.params.prompt_logprobs is not None:  # every prompt row is wanted, so every one is computed
+        if request.needs_whole_prompt:
             return PrefixMatch((), 0, "disabled", 0)
         return self.manager.match(seq.token_ids, seq.chain)
 
@@ -403,6 +403,7 @@ class Scheduler:
             request.eos_token_ids,
             list(self.manager.table(seq.seq_id)),
             request.num_prompt_logprobs + 1 if wants_prompt else None,
+            request.pool.left(seq.num_once_computed) if request.pool else range(0),
         )
 
     # After the step
@@ -422,6 +423,8 @@ class Scheduler:
         scored = result.prompt_logprobs.get(seq.seq_id, [])
         request.num_prompt_logprobs += len(scored)
         self._updates.of(request).prompt_logprobs.extend(scored)
+        if request.pool:
+            request.pool.add(result.hidden_sums.get(seq.seq_id))
         for sample in item.samples:
             sample.num_computed = sample.num_once_computed = seq.num_computed
             token_id = result.token_ids[sample.seq_id]

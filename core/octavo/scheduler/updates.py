@@ -74,6 +74,7 @@ class Updates:
                     for index, s in sorted(update.samples.items())
                 ),
                 tuple(update.prompt_logprobs),
+                update.request.pool.embedding() if update.request.pool else None,
                 update.request.num_cached_tokens or 0,
                 update.request.error,
                 not update.request.live,

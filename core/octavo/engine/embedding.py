@@ -1,0 +1,166 @@
+"""The engine of encoders: whole prompts in turn, as many side by side as the token budget takes.
+
+There is no KV cache, so nothing is chunked, preempted or found in a prefix cache; a step is one call of the model.
+"""
+
+import bisect
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from octavo.config import EngineConfig
+from octavo.contract import Platform
+from octavo.engine.loop import EngineStats
+from octavo.engine.settle import torch_dtype
+from octavo.errors import ConfigError, RequestError
+from octavo.model.encoder import Encoder, EncoderModel, load_encoder
+from octavo.scheduler.messages import HiddenSum, RequestUpdate
+from octavo.scheduler.policy import POLICIES
+from octavo.scheduler.request import Request, RequestState
+from octavo.scheduler.stats import SchedulerStats
+
+__all__ = ["EmbeddingEngine"]
+
+logger = logging.getLogger(__name__)
+
+
+class EmbeddingEngine:
+    """An encoder and the requests that wait for it. Single-threaded, as `EngineCore` is."""
+
+    def __init__(self, config: EngineConfig, encoder: Encoder) -> None:
+        assert config.scheduler.max_num_batched_tokens is not None, "settle the config first"
+        assert config.model.max_model_len is not None, "settle the config first"
+        self._encoder: Encoder | None = encoder
+        self._policy = POLICIES[config.scheduler.scheduling_policy]
+        self._max_model_len = config.model.max_model_len
+        self._max_num_seqs = config.scheduler.max_num_seqs
+        self._max_num_tokens = config.scheduler.max_num_batched_tokens
+        self._waiting: list[Request] = []  # in their turn
+        self._arrivals = itertools.count()
+        self._counts = SchedulerStats()
+
+    @classmethod
+    def create(
+        cls, config: EngineConfig, description: EncoderModel, platform: Platform, *, progress: bool = False
+    ) -> "EmbeddingEngine":
+        """Load the encoder onto the platform's device.
+
+        Raises:
+            ConfigError: `deterministic` is set.
+            ModelError: the weights are missing, broken, or do not fit the config.
+
+        """
+        if config.platform.deterministic:
+            raise ConfigError(
+                "deterministic is set, and an encoder's rows depend on their batch mates, to whose length they are "
+                "filled up; unset deterministic"
+            )
+        if config.platform.num_threads is not None:
+            platform.set_num_threads(config.platform.num_threads)
+        encoder = load_encoder(
+            description,
+            dtype=torch_dtype(config.model.dtype),
+            device=platform.device,
+            progress=progress,
+            seed_dummy=config.model.seed if config.model.load_format == "dummy" else None,
+        )
+        return cls(config, encoder)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._waiting)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The queue, and counts; there are no blocks."""
+        counts = self._counts
+        return EngineStats(0, len(self._waiting), 0, 0, 0, counts)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request for an embedding.
+
+        Raises:
+            RequestError: it can never be served.
+
+        """
+        assert request.pool is not None, "an encoder generates nothing"
+        if request.num_prompt_tokens > self._max_model_len:
+            raise RequestError(
+                f"the prompt has {request.num_prompt_tokens} tokens and max_model_len is {self._max_model_len}; "
+                "shorten the prompt or raise max_model_len",
+                "prompt",
+            )
+        request.arrival = next(self._arrivals)
+        bisect.insort(self._waiting, request, key=self._policy)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Forget requests."""
+        gone = set(request_ids)
+        self._waiting = [request for request in self._waiting if request.request_id not in gone]
+
+    def finish_sample(self, request_id: str, index: int) -> None:
+        """Nothing: an embedding comes whole."""
+
+    def reset_prefix_cache(self) -> None:
+        """Nothing: there is none."""
+
+    def close(self) -> None:
+        """Let go of the weights."""
+        self._encoder = None
+
+    def step(self) -> list[RequestUpdate]:
+        """Embed the prompts whose turn it is. A fault of the model ends the requests that cause it alone."""
+        batch = self._next_batch()
+        self._counts.num_steps += 1
+        updates = list(self._embed(batch))
+        self.abort(request.request_id for request in batch)  # only now: an interrupted step leaves them in the queue
+        return updates
+
+    def _next_batch(self) -> list[Request]:
+        """The first in turn, and those beside it that waste the least on being filled up to the longest."""
+        head, *others = self._waiting[: self._max_num_seqs]
+        batch, longest = [head], head.num_prompt_tokens
+        for request in sorted(others, key=lambda other: abs(other.num_prompt_tokens - head.num_prompt_tokens)):
+            longest = max(longest, request.num_prompt_tokens)
+            if longest * (len(batch) + 1) > self._max_num_tokens:
+                break
+            batch.append(request)
+        return batch
+
+    def _embed(self, batch: Sequence[Request]) -> Iterator[RequestUpdate]:
+        assert self._encoder is not None, "the engine is closed"
+        try:
+            states = self._encoder.hidden([request.prompt_token_ids for request in batch])
+        except Exception as error:
+            logger.exception("an encoder failed with %d prompts", len(batch))
+            self._counts.num_failed_steps += 1
+            if len(batch) > 1:  # whoever is at fault fails alone
+                for request in batch:
+                    yield from self._embed([request])
+                return
+            yield self._end(batch[0], f"the model failed: {type(error).__name__}: {error}"[:500])
+            return
+        for request, hidden in zip(batch, states, strict=True):
+            yield self._take(request, hidden)
+
+    def _take(self, request: Request, hidden: torch.Tensor) -> RequestUpdate:
+        """Pool a prompt's hidden states [its tokens, H]."""
+        assert request.pool is not None
+        self._counts.num_prompt_tokens += request.num_prompt_tokens
+        self._counts.num_computed_tokens += request.num_prompt_tokens
+        at = request.pool.positions
+        total = hidden[at.start : at.stop].sum(0, dtype=torch.float64)
+        if not total.isfinite().all():
+            return self._end(request, "the model gave hidden states that are not numbers")
+        request.pool.add(HiddenSum(len(at), total.numpy()))
+        return self._end(request, None)
+
+    def _end(self, request: Request, error: str | None) -> RequestUpdate:
+        request.state, request.error = RequestState.FINISHED, error
+        embedding = request.pool.embedding() if request.pool else None
+        log = logger.info if error is None else logger.warning
+        log("request %s ended: %d tokens embedded%s", request.request_id, request.num_prompt_tokens, error or "")
+        return RequestUpdate(request.request_id, embedding=embedding, error=error, is_finished=True)
