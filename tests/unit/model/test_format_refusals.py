@@ -1,6 +1,5 @@
 """Packed checkpoints of other kinds, and broken ones, are refused in one line before weights are read."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from octavo.errors import ModelError, UnsupportedError
 from octavo.model.describe import describe_model, load_weights
 
-from .test_formats import compressed_config, gptq_config, save_packed
+from .test_formats import compressed_config, gptq_config, save_packed, set_quantization
 
 TINY = Tiny("Llama", base(num_hidden_layers=1))
 Q = "model.layers.0.self_attn.q_proj"
@@ -44,11 +43,6 @@ def folder(made: Path, tmp_path: Path) -> Callable[[str], Path]:
         return Path(shutil.copytree(made / kind, tmp_path / kind))
 
     return copy
-
-
-def set_quantization(folder: Path, quantization: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
 
 
 def edit_tensors(folder: Path, **changes: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from doubles import packers
 from doubles.paged_program import Paged
 from doubles.tiny_models import Tiny, base, folder_files, reference_logits
@@ -32,38 +34,40 @@ def save_packed(
     *,
     names: str = PROJECTION,
     transposed: bool = False,
-) -> Any:
-    """Write the model with the weights of `names` packed; returns transformers' with those that they stand for."""
-    model = tiny.save(folder)
-    tensors = load_file(folder / "model.safetensors")
-    for name in [name for name in tensors if re.fullmatch(names, name)]:
-        weight = tensors.pop(name)
-        parts, dense = pack(weight.T.contiguous() if transposed else weight)
-        tensors |= {f"{name.removesuffix('weight')}{part}": tensor for part, tensor in parts.items()}
-        with torch.no_grad():
-            model.get_parameter(name).copy_(dense.T if transposed else dense)
-    save_file(tensors, folder / "model.safetensors")
+) -> None:
+    """Write the model with the weights of `names` packed, and in the folder "dense" with those that they stand for."""
+    tiny.save(folder)
+    packed, dense = (load_file(folder / "model.safetensors") for _ in range(2))
+    for name in [name for name in dense if re.fullmatch(names, name)]:
+        weight = packed.pop(name)
+        parts, values = pack(weight.T.contiguous() if transposed else weight)
+        packed |= {name.removesuffix("weight") + part: tensor for part, tensor in parts.items()}
+        dense[name] = values.T.contiguous() if transposed else values
+    assert packed.keys() != dense.keys() or any(packed[name].dtype != dense[name].dtype for name in dense)
+    shutil.copytree(folder, folder / "dense")
+    save_file(packed, folder / "model.safetensors")
+    save_file(dense, folder / "dense" / "model.safetensors", {"format": "pt"})
+    set_quantization(folder, quantization)
+
+
+def set_quantization(folder: Path, quantization: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
-    return model
 
 
-def check_equals_dense(folder: Path, model: Any) -> None:
+def check_equals_dense(folder: Path) -> None:
     """Every weight is that of the dense model to the bit; the logits are transformers' own."""
-    dense = folder / "dense"
-    model.save_pretrained(dense)
-    found, wanted = (
-        load_weights(describe_model(folder_files(path), 64), dtype=torch.float32, device=CPU, progress=False)
-        for path in (folder, dense)
-    )
+    packed, dense = (describe_model(folder_files(path), 64) for path in (folder, folder / "dense"))
+    found, wanted = (load_weights(d, dtype=torch.float32, device=CPU, progress=False) for d in (packed, dense))
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         assert torch.equal(found[name], tensor), name
-    description = describe_model(folder_files(folder), 64)
-    assert description.num_parameters == describe_model(folder_files(dense), 64).num_parameters
-    torch.testing.assert_close(
-        Paged(description).chunked(TOKENS, 17), reference_logits(model, TOKENS), atol=1e-4, rtol=1e-4
+    assert packed.num_parameters == dense.num_parameters
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "dense", dtype=torch.float32, attn_implementation="eager"
     )
+    logits = Paged(packed, weights=found).chunked(TOKENS, 17)
+    torch.testing.assert_close(logits, reference_logits(model.eval(), TOKENS), atol=1e-4, rtol=1e-4)
 
 
 def gptq_config(**changes: Any) -> dict[str, Any]:
@@ -78,14 +82,15 @@ def test_gptq(bits: int, act_order: bool, version: int, tmp_path: Path) -> None:
     pack = partial(packers.gptq, bits=bits, act_order=act_order, version=version)
     layout = "gptq" if version == 1 else "gptq_v2"
     config = gptq_config(bits=bits, desc_act=act_order, checkpoint_format=layout)
-    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, pack, config))
+    save_packed(LLAMA, tmp_path, pack, config)
+    check_equals_dense(tmp_path)
 
 
 @pytest.mark.parametrize("group_size", [-1, 16, 40, 1000])
 def test_gptq_groups_of_any_size(group_size: int, tmp_path: Path) -> None:
     config = gptq_config(group_size=group_size)
-    model = save_packed(LLAMA, tmp_path, partial(packers.gptq, group_size=group_size), config)
-    check_equals_dense(tmp_path, model)
+    save_packed(LLAMA, tmp_path, partial(packers.gptq, group_size=group_size), config)
+    check_equals_dense(tmp_path)
 
 
 @pytest.mark.parametrize("written", ["absent", "zeros"])
@@ -95,29 +100,32 @@ def test_gptq_without_a_list_of_groups(written: str, tmp_path: Path) -> None:
         group = parts.pop("g_idx")
         return parts | ({"g_idx": torch.zeros_like(group)} if written == "zeros" else {}), dense
 
-    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, pack, gptq_config(sym=True)))
+    save_packed(LLAMA, tmp_path, pack, gptq_config(sym=True))
+    check_equals_dense(tmp_path)
 
 
 def test_gptq_with_biases_and_a_packed_head(tmp_path: Path) -> None:
     config = gptq_config(lm_head=True, dynamic={"-:.*norm": {}}, modules_to_not_convert=None)
-    model = save_packed(QWEN2, tmp_path, packers.gptq, config, names=rf"{PROJECTION}|lm_head\.weight")
-    check_equals_dense(tmp_path, model)
+    save_packed(QWEN2, tmp_path, packers.gptq, config, names=rf"{PROJECTION}|lm_head\.weight")
+    check_equals_dense(tmp_path)
 
 
 def test_gptq_beside_dense_layers(tmp_path: Path) -> None:
     names = r"model\.layers\.1\.(self_attn\.q|mlp\.down)_proj\.weight"
-    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, packers.gptq, gptq_config(), names=names))
+    save_packed(LLAMA, tmp_path, packers.gptq, gptq_config(), names=names)
+    check_equals_dense(tmp_path)
 
 
 def test_gptq_of_a_family_that_stores_inputs_by_outputs(tmp_path: Path) -> None:
     sizes = {"vocab_size": 160, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_token_id": None}
     tiny = Tiny("GPT2", sizes, model_class="GPT2LMHeadModel")
     names = r"transformer\.h\.\d\.(attn|mlp)\.c_(attn|proj|fc)\.weight"
-    check_equals_dense(tmp_path, save_packed(tiny, tmp_path, packers.gptq, gptq_config(), names=names, transposed=True))
+    save_packed(tiny, tmp_path, packers.gptq, gptq_config(), names=names, transposed=True)
+    check_equals_dense(tmp_path)
 
 
 def test_gptq_of_old_writers(tmp_path: Path) -> None:
-    model = save_packed(LLAMA, tmp_path, partial(packers.gptq, act_order=True), {})
+    save_packed(LLAMA, tmp_path, partial(packers.gptq, act_order=True), {})
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     del config["quantization_config"]
@@ -125,14 +133,15 @@ def test_gptq_of_old_writers(tmp_path: Path) -> None:
     (tmp_path / "quantize_config.json").write_text(
         json.dumps({"bits": 4, "group_size": 32, "desc_act": True, "damp_percent": 0.01, "model_name_or_path": None})
     )
-    check_equals_dense(tmp_path, model)
+    check_equals_dense(tmp_path)
 
 
 @pytest.mark.parametrize("group_size", [-1, 16, 32])
 def test_awq(group_size: int, tmp_path: Path) -> None:
     config = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm"}
     pack = partial(packers.awq, group_size=group_size)
-    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, pack, config | {"modules_to_not_convert": ["lm_head"]}))
+    save_packed(LLAMA, tmp_path, pack, config | {"modules_to_not_convert": ["lm_head"]})
+    check_equals_dense(tmp_path)
 
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
@@ -141,8 +150,8 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 @pytest.mark.parametrize("block", [(128, 128), (16, 32), (20, 24), (7, 96)], ids=str)
 def test_fp8_by_block(block: tuple[int, int], tmp_path: Path) -> None:
     pack = partial(packers.fp8, by="block", block=block, suffix="weight_scale_inv")
-    model = save_packed(QWEN2, tmp_path, pack, FP8 | {"weight_block_size": list(block)})
-    check_equals_dense(tmp_path, model)
+    save_packed(QWEN2, tmp_path, pack, FP8 | {"weight_block_size": list(block)})
+    check_equals_dense(tmp_path)
 
 
 @pytest.mark.parametrize("by", ["tensor", "row", "channel"])
@@ -154,7 +163,8 @@ def test_fp8_by_tensor_and_by_output(method: str, by: str, tmp_path: Path) -> No
 
     config = compressed_config("float-quantized", type="float", num_bits=8, strategy=by.replace("row", "channel"))
     config = config if method == "compressed-tensors" else {"quant_method": method}
-    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, pack, config))
+    save_packed(LLAMA, tmp_path, pack, config)
+    check_equals_dense(tmp_path)
 
 
 def test_fp8_scales_of_low_precision(tmp_path: Path) -> None:
@@ -166,7 +176,8 @@ def test_fp8_scales_of_low_precision(tmp_path: Path) -> None:
             return parts | {"weight_scale": scales}, parts["weight"].float() * scales.float()
 
         folder = tmp_path / str(number)
-        check_equals_dense(folder, save_packed(LLAMA, folder, pack, FP8))
+        save_packed(LLAMA, folder, pack, FP8)
+        check_equals_dense(folder)
 
 
 def compressed_config(form: str, **weights: Any) -> dict[str, Any]:
@@ -195,7 +206,8 @@ def test_compressed_integers(settings: dict[str, Any], tmp_path: Path) -> None:
         group_size=group_size,
         symmetric=settings.get("symmetric", True),
     )
-    check_equals_dense(tmp_path, save_packed(LLAMA, tmp_path, partial(packers.compressed, **settings), config))
+    save_packed(LLAMA, tmp_path, partial(packers.compressed, **settings), config)
+    check_equals_dense(tmp_path)
 
 
 def test_compressed_int8_and_blocks(tmp_path: Path) -> None:
@@ -205,29 +217,46 @@ def test_compressed_int8_and_blocks(tmp_path: Path) -> None:
         return {"weight": values, "weight_scale": scale}, values.float() * scale
 
     config = compressed_config("int-quantized", num_bits=8, strategy="channel")
-    check_equals_dense(tmp_path / "a", save_packed(LLAMA, tmp_path / "a", int8, config))
+    save_packed(LLAMA, tmp_path / "a", int8, config)
+    check_equals_dense(tmp_path / "a")
     config = compressed_config("float-quantized", type="float", num_bits=8, strategy="block", block_structure=[16, 32])
     pack = partial(packers.fp8, by="block", block=(16, 32))
-    check_equals_dense(tmp_path / "b", save_packed(LLAMA, tmp_path / "b", pack, config))
+    save_packed(LLAMA, tmp_path / "b", pack, config)
+    check_equals_dense(tmp_path / "b")
 
 
 def test_mxfp4_experts(tmp_path: Path) -> None:
     tiny = Tiny("GptOss", base(head_dim=32, num_local_experts=6, num_experts_per_tok=3, num_hidden_layers=2))
-    model = tiny.save(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    names = [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
-    assert len(names) == 4
-    for seed, name in enumerate(names):
-        experts, num_inputs, num_outputs = tensors.pop(name).shape
-        parts, dense = packers.mxfp4((experts, num_outputs, num_inputs), seed)
-        tensors |= {f"{name}{part}": tensor for part, tensor in parts.items()}
-        with torch.no_grad():
-            model.get_parameter(name).copy_(dense.transpose(1, 2))
-    save_file(tensors, tmp_path / "model.safetensors")
-    path = tmp_path / "config.json"
-    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
-    check_equals_dense(tmp_path, model)
+
+    def pack(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        experts, num_inputs, num_outputs = weight.shape
+        parts, dense = packers.mxfp4((experts, num_outputs, num_inputs), seed=num_outputs)
+        return parts, dense.transpose(1, 2).contiguous()
+
+    names = r".*\.experts\.(gate_up|down)_proj"
+    save_packed(tiny, tmp_path, pack, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, names=names)
+    check_equals_dense(tmp_path)
+
+
+EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 32, "num_hidden_layers": 2}
+DEEPSEEK = {"n_routed_experts": 8, "n_shared_experts": 2, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8}
+DEEPSEEK |= {"v_head_dim": 12, "qk_nope_head_dim": 16, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+
+
+def test_experts_in_gptq(tmp_path: Path) -> None:
+    tiny = Tiny("Qwen3Moe", base(**EXPERTS, num_experts=8, head_dim=16))
+    save_packed(tiny, tmp_path, partial(packers.gptq, act_order=True), gptq_config(desc_act=True))
+    assert any("experts.7.down_proj.qweight" in name for name in load_file(tmp_path / "model.safetensors"))
+    check_equals_dense(tmp_path)
+
+
+def test_latent_attention_and_experts_in_fp8(tmp_path: Path) -> None:
+    tiny = Tiny("DeepseekV3", base(**EXPERTS, **DEEPSEEK, num_key_value_heads=4))
+    pack = partial(packers.fp8, by="block", block=(16, 32), suffix="weight_scale_inv")
+    names = r"model\.layers.*_(proj|a|b|a_proj_with_mqa)\.weight"
+    save_packed(tiny, tmp_path, pack, FP8 | {"weight_block_size": [16, 32]}, names=names)
+    assert any("kv_b_proj.weight_scale_inv" in name for name in load_file(tmp_path / "model.safetensors"))
+    check_equals_dense(tmp_path)
 
 
 def test_a_packed_checkpoint_computes_in_the_type_of_what_is_dense(tmp_path: Path) -> None:
