@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from octavo.contract.support import Support
-from octavo.contract.version import AddedField, minor_for
+from octavo.contract.version import FIRST_VERSION, AddedField, version_for
 
 __all__ = ["AttentionBackend", "AttentionBatch", "AttentionSpec", "KVCache"]
 
@@ -61,9 +61,9 @@ class AttentionSpec:
     added: ClassVar[tuple[AddedField, ...]] = ()  # fields that came after the first version
 
     @property
-    def minor(self) -> int:
-        """The first minor version of the contract that knows everything the spec asks for."""
-        return minor_for(self.added, lambda field: getattr(self, field.name))
+    def version(self) -> tuple[int, int]:
+        """The first version of the contract that knows everything the spec asks for."""
+        return version_for(self.added, lambda field: getattr(self, field.name))
 
 
 @dataclass
@@ -128,7 +128,7 @@ class AttentionBackend(ABC):
     """
 
     name: str
-    api_minor: int = 0  # the contract's minor version it was written for
+    api_version: tuple[int, int] = FIRST_VERSION  # of the contract that it was written for
 
     @abstractmethod
     def supports(self, spec: AttentionSpec) -> Support:

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from octavo.contract.support import Support
-from octavo.contract.version import AddedField, minor_for
+from octavo.contract.version import FIRST_VERSION, AddedField, version_for
 
 __all__ = [
     "OPS",
@@ -136,9 +136,9 @@ class OpDefinition:
     traits: tuple[str, ...] = ()
     added: tuple[AddedField, ...] = ()
 
-    def minor_for(self, signature: "OpSignature") -> int:
-        """The first minor version of the contract that knows everything the call uses."""
-        return minor_for(self.added, lambda field: signature.trait(field.name, field.default))
+    def version_for(self, signature: "OpSignature") -> tuple[int, int]:
+        """The first version of the contract that knows everything the call uses."""
+        return version_for(self.added, lambda field: signature.trait(field.name, field.default))
 
 
 OPS: dict[str, OpDefinition] = {
@@ -199,7 +199,7 @@ class OpImpl:
         prepare: for linear, turns a weight [N, K] into what `fn` wants (packing); None: as it is.
         graph_safe: whether a captured graph may contain it.
         row_invariant: whether a row's result is bitwise the same whatever the other rows and their number.
-        api_minor: the contract's minor version it was written for.
+        api_version: of the contract that it was written for.
         version: of the kernels, free text; compiled artefacts are not shared between versions.
 
     Raises:
@@ -215,7 +215,7 @@ class OpImpl:
     prepare: Callable[[torch.Tensor], Any] | None = None
     graph_safe: bool = False
     row_invariant: Support = field(default=Support.no("the implementation makes no claim"))
-    api_minor: int = 0
+    api_version: tuple[int, int] = FIRST_VERSION
     version: str = ""
 
     def __post_init__(self) -> None:

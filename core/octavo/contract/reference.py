@@ -152,7 +152,7 @@ def reference_ops() -> list[OpImpl]:
     tiles = Support.no("torch's matrix product picks its tiling by the number of rows")
 
     def impl(fn: Callable[..., object], row_invariant: Support) -> OpImpl:
-        return OpImpl(fn.__name__, "torch", "reference", fn, row_invariant=row_invariant, api_minor=API_VERSION[1])
+        return OpImpl(fn.__name__, "torch", "reference", fn, row_invariant=row_invariant, api_version=API_VERSION)
 
     return [
         *(impl(fn, summed) for fn in (rms_norm, fused_add_rms_norm, layer_norm)),

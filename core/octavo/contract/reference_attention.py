@@ -61,7 +61,7 @@ class ReferenceAttention(AttentionBackend):
     """
 
     name = "torch"
-    api_minor = API_VERSION[1]
+    api_version = API_VERSION
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -99,7 +99,7 @@ class Registry:
             for impl in self._ask(plugin, "octavo_ops", OpImpl, capabilities=capabilities):
                 if impl.op in OPS:
                     offered.append(impl)
-                elif impl.api_minor <= API_VERSION[1]:
+                elif impl.api_version <= API_VERSION:
                     reason = f"offers the unknown op {impl.op!r}{nearest(impl.op, OPS)}"
                     self._add_problem(plugin, "octavo_ops", reason)
         return offered

@@ -102,7 +102,7 @@ class OpResolver:
         """
         own = _offers(platform, "ops", platform.ops, OpImpl)
         for impl in own:
-            if impl.op not in OPS and impl.api_minor <= API_VERSION[1]:
+            if impl.op not in OPS and impl.api_version <= API_VERSION:
                 raise PlatformError(
                     f"platform {platform.name!r} offers the unknown op {impl.op!r}{nearest(impl.op, OPS)}"
                 )
@@ -133,10 +133,11 @@ class OpResolver:
         if signature in self._resolved:
             return self._resolved[signature]
         self._refuse_when_frozen(str(signature))
-        minor = OPS[signature.op].minor_for(signature)
+        needed = OPS[signature.op].version_for(signature)
         skipped: list[Skipped] = []
         for impl in self._ops[signature.op]:
-            answer = _ask(impl.supports, signature) if impl.api_minor >= minor else _too_old(impl.api_minor, minor)
+            known = impl.api_version >= needed
+            answer = _ask(impl.supports, signature) if known else _too_old(impl.api_version, needed)
             if answer:
                 self._refuse_fallback(str(signature), impl.provider, impl.tier, skipped)
                 resolved = ResolvedOp(impl.fn, impl, tuple(skipped))
@@ -159,8 +160,8 @@ class OpResolver:
         skipped: list[Skipped] = []
         for backend in self._backends:
             tier: Tier = "reference" if type(backend) is ReferenceAttention else "native"
-            minor = spec.minor
-            answer = _ask(backend.supports, spec) if backend.api_minor >= minor else _too_old(backend.api_minor, minor)
+            known = backend.api_version >= spec.version
+            answer = _ask(backend.supports, spec) if known else _too_old(backend.api_version, spec.version)
             if answer:
                 self._refuse_fallback(call, backend.name, tier, skipped)
                 row = ManifestRow(call, backend.name, tier, "", backend.row_invariant, False, tuple(skipped))
@@ -208,9 +209,9 @@ class OpResolver:
         return UnsupportedError(f"nothing on platform {self._platform_name} serves {call}: {reasons}")
 
 
-def _too_old(written_for: int, needed: int) -> Support:
-    major = API_VERSION[0]
-    return Support.no(f"written for contract {major}.{written_for}, the call uses what {major}.{needed} added")
+def _too_old(written_for: tuple[int, int], needed: tuple[int, int]) -> Support:
+    old, new = ".".join(map(str, written_for)), ".".join(map(str, needed))
+    return Support.no(f"written for contract {old}, the call uses what {new} added")
 
 
 def _offers(platform: Platform, hook: str, ask: Callable[[], list[T]], kind: type) -> list[T]:

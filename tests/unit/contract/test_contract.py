@@ -251,13 +251,13 @@ def test_a_signature_reads_as_a_call() -> None:
     assert hash(signature) == hash(replace(signature))
 
 
-def test_a_call_needs_the_minor_of_the_newest_trait_it_uses() -> None:
-    definition = OpDefinition("x", RMSNorm, ("a", "b"), (AddedField("a", 3, 0), AddedField("b", 5, False)))
+def test_a_call_needs_the_version_of_the_newest_trait_it_uses() -> None:
+    definition = OpDefinition("x", RMSNorm, ("a", "b"), (AddedField("a", (0, 10), 0), AddedField("b", (1, 1), False)))
 
-    def needs(**traits: int) -> int:
-        return definition.minor_for(OpSignature("x", torch.float32, "cpu", tuple(traits.items())))
+    def needs(**traits: int) -> tuple[int, int]:
+        return definition.version_for(OpSignature("x", torch.float32, "cpu", tuple(traits.items())))
 
-    assert [needs(), needs(a=0, b=False), needs(a=1), needs(b=True), needs(a=1, b=True)] == [0, 0, 3, 5, 5]
+    assert [needs(), needs(a=0, b=False), needs(a=1), needs(b=True), needs(a=1, b=True)] == [(0, 9), (0, 9), (0, 10), (1, 1), (1, 1)]
 
 
 def test_rows_are_sorted_by_what_they_want() -> None:

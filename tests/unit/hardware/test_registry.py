@@ -217,7 +217,7 @@ def test_broken_offers_of_ops_are_named(case: str, tmp_path: Path, discover_in: 
 
 
 def test_ops_of_a_later_minor_are_left_alone(tmp_path: Path, discover_in: Discover) -> None:
-    source = hook("return [OpImpl('new_op', 'p', 'portable', print, api_minor=99)]", "octavo_ops(capabilities)")
+    source = hook("return [OpImpl('new_op', 'p', 'portable', print, api_version=(0, 99))]", "octavo_ops(capabilities)")
     write_distribution(tmp_path, "later", {"later": "later_plugin"}, {"later_plugin": source})
     registry = discover_in()
     assert registry.ops(Capabilities()) == []

@@ -140,10 +140,10 @@ def test_once_frozen_nothing_new_is_resolved() -> None:
         resolver.resolve_attention(replace(SPEC, head_size=32))
 
 
-def test_an_implementation_of_an_older_minor_never_sees_a_newer_trait(monkeypatch: pytest.MonkeyPatch) -> None:
-    newer = OpDefinition("rms_norm", RMSNorm, ("hidden_size", "clamp"), (AddedField("clamp", 12, False),))
+def test_an_implementation_of_an_older_version_never_sees_a_newer_trait(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = OpDefinition("rms_norm", RMSNorm, ("hidden_size", "clamp"), (AddedField("clamp", (0, 12), False),))
     monkeypatch.setitem(OPS, "rms_norm", newer)
-    old, new = impl("old", api_minor=11), impl("new", "portable", api_minor=12)
+    old, new = impl("old", api_version=(0, 11)), impl("new", "portable", api_version=(0, 12))
     resolver = OpResolver(ToyPlatform([old]), [new])
     with_clamp = OpSignature("rms_norm", torch.float32, "cpu", (("hidden_size", 64), ("clamp", True)))
     default = OpSignature("rms_norm", torch.float32, "cpu", (("hidden_size", 64), ("clamp", False)))
@@ -154,16 +154,17 @@ def test_an_implementation_of_an_older_minor_never_sees_a_newer_trait(monkeypatc
     assert resolved.skipped[0].reasons == ("written for contract 0.11, the call uses what 0.12 added",)
 
 
-def test_an_attention_backend_of_an_older_minor_never_sees_a_newer_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AttentionSpec, "added", (AddedField("softcap", 7, None),))
+def test_an_attention_backend_of_an_older_version_never_sees_a_newer_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AttentionSpec, "added", (AddedField("softcap", (1, 1), None),))
+    monkeypatch.setattr(ReferenceAttention, "api_version", (1, 1))
     old = PickyAttention(torch.device("cpu"))
-    old.api_minor = 6
+    old.api_version = (0, 9)  # of the major before, whose minor is the higher number
     resolver = OpResolver(ToyPlatform(backends=[old]))
     assert resolver.resolve_attention(SPEC) is old
     capped = replace(SPEC, softcap=30.0)
     assert type(resolver.resolve_attention(capped)) is ReferenceAttention
     (row,) = [row for row in resolver.manifest.rows if "softcap" in row.call]
-    assert row.skipped[0].reasons == ("written for contract 0.6, the call uses what 0.7 added",)
+    assert row.skipped[0].reasons == ("written for contract 0.9, the call uses what 1.1 added",)
 
 
 def raising() -> list[Any]:
@@ -191,7 +192,7 @@ def test_a_platform_that_fails_to_say_what_it_offers(
 
 
 def test_ops_of_a_later_minor_are_left_alone() -> None:
-    later = OpImpl("new_op", "p", "native", rms_norm, api_minor=99)
+    later = OpImpl("new_op", "p", "native", rms_norm, api_version=(0, 99))
     assert OpResolver(ToyPlatform([later])).resolve(NORM).fn is rms_norm
 
 
