@@ -58,17 +58,25 @@ def gptq(
     act_order: bool = False,
     version: int = 1,
     symmetric: bool = False,
+    borrows: bool = False,
 ) -> tuple[Tensors, torch.Tensor]:
-    """Tensors of a GPTQ module (less its name) and the dense weight, for a weight [N, K]."""
+    """Tensors of a GPTQ module (less its name) and the dense weight, for a weight [N, K].
+
+    Version 1 of the layout has its zeros less one: each alone, or with `borrows` all of a word at once.
+    """
     num_inputs = weight.shape[1]
     group = np.arange(num_inputs) // (num_inputs if group_size == -1 else group_size)
     if act_order:
         group = np.random.default_rng(num_inputs).permutation(group)
     codes, zeros, scales = codes_of(weight, group, bits, symmetric)
     stored = zeros if version == 2 else (zeros - 1) % 2**bits
+    words = stream(stored.T, bits).T.contiguous()
+    if borrows:
+        whole = stream(zeros.T, bits).T.numpy().astype(np.int64) - int("1".rjust(bits, "0") * (32 // bits), 2)
+        words = torch.from_numpy(np.ascontiguousarray(whole % 2**32).astype(np.uint32).view(np.int32))
     tensors = {
         "qweight": stream(codes, bits),
-        "qzeros": stream(stored.T, bits).T.contiguous(),
+        "qzeros": words,
         "scales": scales,
         "g_idx": torch.from_numpy(group).int(),
     }

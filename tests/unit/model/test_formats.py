@@ -86,6 +86,14 @@ def test_gptq(bits: int, act_order: bool, version: int, tmp_path: Path) -> None:
     check_equals_dense(tmp_path)
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_gptq_zeros_that_borrow_from_their_neighbours(bits: int, tmp_path: Path) -> None:
+    config = gptq_config(bits=bits, meta={"quantizer": ["gptqmodel:2.2.0"], "uri": "a page"})
+    config["format"] = config.pop("checkpoint_format")  # as the same writer spells it
+    save_packed(LLAMA, tmp_path, partial(packers.gptq, bits=bits, borrows=True), config)
+    check_equals_dense(tmp_path)
+
+
 @pytest.mark.parametrize("group_size", [-1, 16, 40, 1000])
 def test_gptq_groups_of_any_size(group_size: int, tmp_path: Path) -> None:
     config = gptq_config(group_size=group_size)

@@ -43,7 +43,8 @@ class Awq(WeightFormat):
         """The format that a quantization_config describes."""
         config.choice("bits", (BITS,), BITS)
         config.choice("zero_point", (True,), True)
-        config.choice("version", ("gemm", "GEMM"), "gemm")
+        for key in ("version", "format", "checkpoint_format"):  # of different years
+            config.choice(key, ("gemm", "GEMM"), "gemm")
         return cls(config.group_size(default=128))
 
     def __str__(self) -> str:

@@ -52,6 +52,7 @@ class Scaled(WeightFormat):
     def of(cls, config: Quantization) -> "Scaled":
         """The format that a quantization_config of "fp8" or "fbgemm_fp8" describes."""
         config.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+        config.choice("expert_dtype", ("fp8",), "fp8")
         block = config.integers("weight_block_size", 2)
         return cls("fp8", FLOAT8, (block[0], block[1]) if block else None)
 
