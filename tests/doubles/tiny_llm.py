@@ -32,6 +32,12 @@ class Oracle:
         """[T, V] float32, after each token."""
         return reference_logits(self._model, token_ids)
 
+    def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[T, H] float32, the final hidden state of each token."""
+        with torch.no_grad():
+            states: torch.Tensor = self._model.model(torch.tensor([list(token_ids)])).last_hidden_state[0]
+        return states
+
     def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
         """[T, V], after each token."""
         return self.logits(token_ids).log_softmax(-1)
