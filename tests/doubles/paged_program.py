@@ -1,17 +1,19 @@
-"""The generic program over paged reference attention, driven by hand: who computes how many tokens in a step."""
+"""A model's program over paged reference attention, driven by hand: who computes how many tokens in a step."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from octavo.contract import AttentionBatch, Platform, RowMode, Rows, StepBatch
+from octavo.contract import AttentionBatch, Platform, Program, RowMode, Rows, StepBatch
 from octavo.hardware.resolve import OpResolver
 from octavo.model.describe import load_weights
-from octavo.model.description import NativeModel
+from octavo.model.description import HfModel, ModelDescription, NativeModel
 from octavo.model.generic import GenericProgram
-from octavo.model.kv_groups import kv_groups
+from octavo.model.hf import HfProgram, load_hf
+from octavo.model.kv_groups import group_layers, kv_groups
 
 from .platforms import ToyPlatform
 
@@ -36,7 +38,7 @@ class Paged:
 
     def __init__(
         self,
-        description: NativeModel,
+        description: ModelDescription,
         *,
         max_model_len: int = 64,
         weights: dict[str, torch.Tensor] | None = None,
@@ -44,20 +46,29 @@ class Paged:
     ) -> None:
         self.description = description
         dtype = torch.float32
-        if weights is None:
-            weights = load_weights(description, dtype=dtype, device=CPU, progress=False)
-        self.weights = weights
-        self.groups = kv_groups(description.spec, block_size=BLOCK_SIZE, dtype=dtype, kv_dtype=dtype)
         resolver = OpResolver(platform or ToyPlatform())
-        self.program = GenericProgram(
-            description.spec,
-            weights,
-            dtype=dtype,
-            device=CPU,
-            groups=self.groups,
-            resolver=resolver,
-            max_model_len=max_model_len,
-        )
+        sizes: dict[str, Any] = {"block_size": BLOCK_SIZE, "dtype": dtype, "kv_dtype": dtype}
+        self.program: Program
+        if isinstance(description, HfModel):
+            self.groups = group_layers([layer.attention for layer in description.layers], **sizes)
+            model = load_hf(description, dtype=dtype, device=CPU, max_model_len=max_model_len, progress=False)
+            backends = [resolver.resolve_attention(group.spec) for group in self.groups]
+            self.program = HfProgram(description, model, dtype=dtype, device=CPU, groups=self.groups, backends=backends)
+        else:
+            assert isinstance(description, NativeModel)
+            if weights is None:
+                weights = load_weights(description, dtype=dtype, device=CPU, progress=False)
+            self.weights = weights
+            self.groups = kv_groups(description.spec, **sizes)
+            self.program = GenericProgram(
+                description.spec,
+                weights,
+                dtype=dtype,
+                device=CPU,
+                groups=self.groups,
+                resolver=resolver,
+                max_model_len=max_model_len,
+            )
         caches = [resolver.resolve_attention(g.spec).allocate(g.spec, NUM_BLOCKS) for g in self.groups]
         for cache in caches:
             for tensor in cache.tensors:

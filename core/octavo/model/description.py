@@ -83,10 +83,12 @@ class HfModel(ModelDescription):
     Attributes:
         class_name: transformers' class.
         layers: its attention layers in the order in which they run.
+        body: name of the module that gives final hidden states.
         width: numbers a token that its widest product yields, the head's aside.
 
     """
 
     class_name: str
     layers: tuple[HfLayer, ...]
+    body: str
     width: int

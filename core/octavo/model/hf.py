@@ -17,6 +17,7 @@ from octavo.errors import ModelError, UnsupportedError
 from octavo.model.description import HfModel
 from octavo.model.hf_attention import IMPLEMENTATION, PagedAttention, Step, register
 from octavo.model.hf_describe import causal_class, hf_config, quiet
+from octavo.model.hf_rope import settle_rope
 from octavo.model.hf_trial import Trial
 from octavo.model.kv_groups import KVGroup
 from octavo.model.rows import RowOutputs, num_chunk_rows, row_outputs
@@ -59,7 +60,7 @@ def load_hf(
         else:
             model = _read(cls, config, description, dtype)
     model = model.to(device).eval().requires_grad_(False)
-    _settle_rope(model, max_model_len)
+    settle_rope(model, max_model_len)
     return model
 
 
@@ -74,6 +75,7 @@ def _read(cls: Any, config: Any, description: HfModel, dtype: torch.dtype) -> to
             dtype=dtype,
             attn_implementation=IMPLEMENTATION,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # to be told of them
             local_files_only=True,
             output_loading_info=True,
         )
@@ -81,44 +83,22 @@ def _read(cls: Any, config: Any, description: HfModel, dtype: torch.dtype) -> to
         text = " ".join(str(error).split())
         raise ModelError(f"{folder}: {cls.__name__} cannot be loaded ({type(error).__name__}: {text[:300]})") from error
     faults = [
-        f"{len(names)} {what} ({', '.join(map(str, sorted(names)[:3]))})"
+        f"{what} {len(names)}: {', '.join(sorted(map(_name_of, names))[:3])}"
         for what, key in (
-            ("tensors are missing", "missing_keys"),
-            ("tensors have no place in it", "unexpected_keys"),
-            ("tensors are of another shape", "mismatched_keys"),
+            ("missing", "missing_keys"),
+            ("without a place in it", "unexpected_keys"),
+            ("of another shape", "mismatched_keys"),
         )
         if (names := info.get(key))
     ]
     if faults:
-        raise ModelError(
-            f"{folder}: the weights are not those of the {cls.__name__} in config.json: {'; '.join(faults)}"
-        )
+        raise ModelError(f"{folder}: tensors that do not fit the {cls.__name__} of config.json: {'; '.join(faults)}")
     return model  # type: ignore[no-any-return]
 
 
-def _settle_rope(model: torch.nn.Module, max_model_len: int) -> None:
-    """Fix rope scalings that follow the longest sequence of a batch, as if that were the longest there may be.
-
-    Left to itself, such a module changes all its frequencies with the batch, also for keys that are cached.
-    """
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        named = kinds.items() if isinstance(kinds, dict) else [(None, kinds)]
-        for layer_type, kind in named:
-            if not isinstance(kind, str) or not ("dynamic" in kind or kind == "longrope"):
-                continue
-            prefix, extra = ("", {}) if layer_type is None else (f"{layer_type}_", {"layer_type": layer_type})
-            now: Any = getattr(module, f"{prefix}inv_freq")
-            make: Any = ROPE_INIT_FUNCTIONS[kind]
-            inv_freq, gain = make(module.config, now.device, seq_len=max_model_len, **extra)
-            module.register_buffer(f"{prefix}inv_freq", inv_freq.to(now.device), persistent=False)
-            setattr(module, f"{prefix}attention_scaling", gain)
-            if layer_type is None:
-                module.rope_type = "default"  # type: ignore[assignment]
-            else:
-                kinds[layer_type] = "default"  # type: ignore[index]
+def _name_of(key: str | tuple[str, torch.Size, torch.Size]) -> str:
+    """A tensor's name, with the shapes found and expected where transformers tells them."""
+    return key if isinstance(key, str) else f"{key[0]} is {list(key[1])}, expected is {list(key[2])}"
 
 
 class HfProgram:
@@ -163,8 +143,9 @@ class HfProgram:
         with _named(description):
             trial = Trial(model, description.vocab_size, device)
         self._hidden_size: int = model.get_input_embeddings().weight.shape[-1]  # type: ignore[operator]
-        self._body: Any = model.base_model.forward  # type: ignore[union-attr]
-        self._head = _Head(model)
+        body = model.get_submodule(description.body)
+        self._body: Any = body.forward
+        self._head = _Head(model, body)
         with _named(description):
             trial.check(self, backends, [group.spec for group in groups], dtype)
         self._caches = ()
@@ -231,10 +212,10 @@ class _Head:
     body answers at once with the hidden states that we give it.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, body: torch.nn.Module) -> None:
         self._model = model
         self._answer: Any = None
-        model.base_model.forward = lambda *args, **kwargs: self._answer  # type: ignore[union-attr]
+        body.forward = lambda *args, **kwargs: self._answer
 
     def after(self, output_class: type) -> Callable[[torch.Tensor], torch.Tensor]:
         """From hidden states [n, H] to logits [n, V] float32; the body's outputs are of a class."""

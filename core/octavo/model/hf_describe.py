@@ -15,6 +15,7 @@ from octavo.model.description import HfModel
 from octavo.model.files import ModelFiles
 from octavo.model.generation import read_generation
 from octavo.model.hf_probe import Probed, probe
+from octavo.model.hf_rope import settle_rope
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,6 +61,7 @@ def describe_hf(files: ModelFiles, max_model_len: int | None = None) -> HfModel:
         num_parameters=probed.num_parameters,
         class_name=cls.__name__,
         layers=probed.layers,
+        body=probed.body,
         width=probed.width * max(1, _number(text, "num_experts_per_tok", 1)),
     )
 
@@ -157,6 +159,7 @@ def _probe(cls: Any, folder: Path, max_model_len: int) -> Probed:
     def make(implementation: str) -> torch.nn.Module:
         config = hf_config(folder)
         model: torch.nn.Module = cls._from_config(config, attn_implementation=implementation, dtype=torch.bfloat16)
+        settle_rope(model, max_model_len)
         return model
 
     num_layers = _number(hf_config(folder).get_text_config(), "num_hidden_layers", 0)

@@ -7,6 +7,7 @@ a query see, at positions around every edge that there may be: what paged attent
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ class Probed:
 
     Attributes:
         layers: its attention layers in the order in which they run.
+        body: name of the module that gives final hidden states.
         vocab_size: logits of a token.
         width: numbers a token that its widest product yields, the head's aside.
         num_parameters: of the whole model.
@@ -34,6 +36,7 @@ class Probed:
     """
 
     layers: tuple[HfLayer, ...]
+    body: str
     vocab_size: int
     width: int
     num_parameters: int
@@ -53,11 +56,14 @@ def probe(make: Callable[[str], torch.nn.Module], num_layers: int, max_model_len
     """
     register(_make_mask)
     calls: list[_Call] = []
+    answers: dict[str, Any] = {}
     try:
         with torch.device("meta"), torch.no_grad():
             model = make(PROBED).eval()
             for name, module in model.named_modules():
                 module.octavo_attention = _Recorder(name, calls)
+                module.register_forward_pre_hook(partial(_note_call, name, answers))
+                module.register_forward_hook(partial(_note_answer, name, answers))
             tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.int64)
             positions = torch.arange(NUM_TOKENS)[None]
             nothing_hidden = torch.ones_like(tokens)  # without it transformers looks into the positions for rows
@@ -75,11 +81,22 @@ def probe(make: Callable[[str], torch.nn.Module], num_layers: int, max_model_len
     twice = {call.module for call in calls if sum(other.module == call.module for other in calls) > 1}
     if twice:
         raise UnsupportedError(f"{min(twice)} attends more than once in a step")
+    body = list(answers)[1]  # what the whole model calls first
+    if getattr(answers[body], "last_hidden_state", None) is None:
+        raise UnsupportedError(f"{body or 'its forward'} gives no final hidden states")
     layers = tuple(call.layer(max_model_len) for call in calls)
     parameters = list(model.parameters())
     vocabularies = {logits.shape[-1], *(len(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding))}
     width = max(_width(p) for p in parameters if not (p.ndim == 2 and len(p) in vocabularies))
-    return Probed(layers, logits.shape[-1], width, sum(p.numel() for p in parameters))
+    return Probed(layers, body, logits.shape[-1], width, sum(p.numel() for p in parameters))
+
+
+def _note_call(name: str, answers: dict[str, Any], *_: Any) -> None:
+    answers.setdefault(name, None)
+
+
+def _note_answer(name: str, answers: dict[str, Any], _module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+    answers[name] = output
 
 
 @dataclass(frozen=True)
@@ -165,7 +182,7 @@ class _Mask:
     def _compare(self, window: int | None, positions: list[int]) -> bool:
         for query in positions:
             for kv in positions:
-                sees = self.sees(0, 0, torch.tensor(query, device="cpu"), torch.tensor(kv, device="cpu"))
+                sees = self.sees(0, 0, torch.tensor(query), torch.tensor(kv))
                 if bool(sees) != (kv <= query and (window is None or query - kv < window)):
                     return False
         return True
