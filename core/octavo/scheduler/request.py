@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 from enum import Enum
@@ -52,6 +53,12 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
 
+    def resume(self, output_token_ids: TokenIds[int], is_finished: bool) -> None:
+        """Begin with tokens that an engine before this one generated."""
+        self.token_ids.extend(output_token_ids)
+        if is_finished:
+            self.finish_reason = "stop"
+
     @property
     def is_finished(self) -> bool:
         """Whether it has its finish reason."""
@@ -77,6 +84,8 @@ class Request:
         priority: lower goes first under the priority policy.
         eos_token_ids: the model's ids that end an output.
         max_output_tokens: max_tokens, cut to what the model's length and the KV blocks allow.
+        known_outputs, known_finished: samples' tokens from an engine that died, and which samples had ended.
+        runs_alone: whether its first step is its own, after all others that are there (it may be at fault).
         pool: what has been pooled, where an embedding is wanted (then max_tokens is 0 and n is 1); or None.
 
     """
@@ -92,6 +101,10 @@ class Request:
         priority: int = 0,
         salt: bytes = b"",
         arrival_time: float | None = None,
+        known_outputs: Mapping[int, TokenIds[int]] | None = None,
+        known_finished: Collection[int] = (),
+        num_prompt_logprobs: int = 0,
+        runs_alone: bool = False,
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = list(prompt_token_ids)
@@ -105,7 +118,10 @@ class Request:
         self.state = RequestState.WAITING
         self.sequences: list[Sequence] = []
         self.pool = Pool(pooling, len(self.prompt_token_ids)) if pooling else None
-        self.num_prompt_logprobs = 0  # positions scored so far
+        self.known_outputs = dict(known_outputs or {})
+        self.known_finished = frozenset(known_finished)
+        self.runs_alone = runs_alone
+        self.num_prompt_logprobs = num_prompt_logprobs  # positions scored so far
         self.num_cached_tokens: int | None = None  # of the prompt, by prefix hits at the first admission
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0

@@ -100,9 +100,14 @@ class Scheduler:
         request.arrival = next(self._arrivals)
         for index in range(request.params.n):
             chain = BlockChain(root_hash(request.salt), self.manager.block_size)
-            request.sequences.append(Sequence(next(self._seq_ids), index, request.prompt_token_ids, chain))
+            seq = Sequence(next(self._seq_ids), index, request.prompt_token_ids, chain)
+            seq.resume(request.known_outputs.get(index, ()), index in request.known_finished)
+            request.sequences.append(seq)
         self.requests[request.request_id] = request
-        self.waiting.push(request)
+        if request.runs_alone:
+            self._suspects[request.request_id] = request
+        else:
+            self.waiting.push(request)
         request.record("queued")
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -124,7 +129,7 @@ class Scheduler:
         """The next step; None if there is nothing to compute and nothing to tell the executor."""
         self._step = step = _Step(self._max_num_batched_tokens)
         suspect = min(self._suspects.values(), key=self._policy, default=None)
-        if suspect is not None:
+        if suspect is not None and self._is_next(suspect):
             self._schedule_alone(suspect, step)
         else:
             self._schedule_in_turn(step)
@@ -175,8 +180,8 @@ class Scheduler:
             if len(requests) == 1 or request.num_failed_steps >= MAX_FAILED_STEPS:
                 self._fail(request, message)
             else:
-                self._preempt(request, f"a step failed: {message}", swap=False)
                 self._suspects[request.request_id] = request
+                self._preempt(request, f"a step failed: {message}", swap=False)
         return self.take_updates()
 
     def abandon_step(self) -> None:
@@ -239,6 +244,11 @@ class Scheduler:
                 index += 1
             if len(self.running) < num_running:
                 admitting = False
+
+    def _is_next(self, request: Request) -> bool:
+        """Whether nobody who runs or waits goes before it."""
+        key, head = self._policy(request), self.waiting.peek()
+        return (not self.running or key < self._policy(self.running[0])) and (head is None or key < self._policy(head))
 
     def _schedule_alone(self, request: Request, step: _Step) -> None:
         if request.state is not RequestState.RUNNING and not self._admit(request, self._turn(request), force=True):
@@ -358,16 +368,17 @@ class Scheduler:
         if leader.num_computed < request.num_prompt_tokens:
             return
         for seq in live:
-            if not self.manager.has_table(seq.seq_id) and seq.num_output_tokens:
+            if not self.manager.has_table(seq.seq_id) and (seq.num_output_tokens or leader.num_output_tokens):
                 self._fork(request, leader, seq)
-                seq.num_computed = request.num_prompt_tokens
+                # One that has no token yet computes the prompt's last row again, to draw its first from.
+                seq.num_computed = request.num_prompt_tokens - (not seq.num_output_tokens)
 
     def _schedule_sequence(self, request: Request, seq: Sequence, num_tokens: int, step: _Step) -> None:
         appended, replaced = self.manager.allocate(seq.seq_id, seq.num_computed, num_tokens)
         samples: list[Sequence] = []
         if num_tokens == seq.num_left and request.max_output_tokens:
             samples.append(seq)
-            for other in request.live:
+            for other in request.live if not seq.num_output_tokens else ():
                 if other is not seq and not self.manager.has_table(other.seq_id) and not other.num_output_tokens:
                     self._fork(request, seq, other)
                     step.new[other.seq_id] = (request, other)
@@ -443,7 +454,8 @@ class Scheduler:
         self.stats.num_preemptions += 1
         held = [seq for seq in request.live if self.manager.has_table(seq.seq_id)]
         tables = None
-        if swap and self._config.preemption_mode == "swap" and request.request_id not in self._suspects:
+        is_suspect = request.request_id in self._suspects  # these wait apart, for a step of their own
+        if swap and self._config.preemption_mode == "swap" and not is_suspect:
             tables = self.manager.swap_out((seq.seq_id, seq.chain, seq.num_computed) for seq in held)
         for seq in held:
             self._forget(seq)
@@ -456,7 +468,8 @@ class Scheduler:
         if tables is not None:
             self.stats.num_swaps += 1
             self._step.swapped_out.append(request)
-        self.waiting.push(request)
+        if not is_suspect:
+            self.waiting.push(request)
         request.record("preempted", f"{reason}; {'to be computed again' if tables is None else 'swapped out'}")
 
     def _drop_swapped(self, request: Request) -> None:

@@ -7,8 +7,9 @@ import pytest
 from doubles.scheduler_bench import Bench
 
 from octavo.errors import RequestError
+from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import ModelRunnerOutput, SequenceFailure
-from octavo.scheduler.request import RequestState
+from octavo.scheduler.request import Request, RequestState
 
 SIZE = 4
 
@@ -290,3 +291,50 @@ def test_whole_prompts_only_where_chunks_are_off() -> None:
     bench.check_all()
     for request in bench.requests.values():
         assert request.num_preemptions == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("num_known", [0, 1, 5])
+def test_a_request_goes_on_from_tokens_that_another_engine_generated(n: int, num_known: int) -> None:
+    before = Bench()
+    before.add("a", range(9), n=n, max_tokens=8)
+    before.run()
+    known = {index: tokens[:num_known] for index, tokens in before.tokens["a"].items()}
+    bench = Bench()
+    request = Request("a", list(range(9)), SamplingParams(seed=1, n=n, max_tokens=8), known_outputs=known)
+    bench.scheduler.add(request)
+    bench.requests["a"] = request
+    bench.run()
+    for index in range(n):
+        assert known[index] + bench.tokens["a"][index] == before.tokens["a"][index]
+
+
+def test_samples_that_ended_before_stay_ended_and_late_ones_catch_up() -> None:
+    before = Bench()
+    before.add("a", range(9), n=3, max_tokens=8)
+    before.run()
+    tokens = before.tokens["a"]
+    known = {0: tokens[0][:4], 1: tokens[1][:2]}  # the third had nothing yet
+    bench = Bench()
+    request = Request(
+        "a", list(range(9)), SamplingParams(seed=1, n=3, max_tokens=8), known_outputs=known, known_finished={1}
+    )
+    bench.scheduler.add(request)
+    bench.requests["a"] = request
+    bench.run()
+    assert bench.tokens["a"] == {0: tokens[0][4:], 2: tokens[2]}
+
+
+def test_a_suspect_runs_alone_and_after_those_before_it() -> None:
+    bench = Bench()
+    bench.add("first", range(5), max_tokens=3)
+    suspect = Request("suspect", list(range(20, 29)), SamplingParams(seed=1, max_tokens=4), runs_alone=True)
+    bench.scheduler.add(suspect)
+    bench.requests["suspect"] = suspect
+    bench.add("later", range(40, 45), max_tokens=4)
+    order = []
+    while bench.scheduler.requests:
+        order.append(bench.step())
+    assert order.index(["suspect"]) == 3
+    assert all(step == ["suspect"] or "suspect" not in step for step in order[:4])
+    bench.check_all()
