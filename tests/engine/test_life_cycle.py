@@ -196,6 +196,15 @@ def test_after_an_interrupt_everything_goes_on(
     check_idle(llm)
 
 
+def test_what_an_interrupted_step_was_to_forget_is_forgotten_later(make_llm, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm()
+    llm.generate(PROMPTS, greedy(1))  # the next step tells the executor that these have ended
+    monkeypatch.setattr(llm.executor, "execute_model", Interrupt(llm, 1, late=False))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, greedy(1))
+    check_idle(llm)
+
+
 def test_an_interrupt_while_prompts_are_read_leaves_none_behind(make_llm, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make_llm()
     tokenize = llm._inputs.tokenize
