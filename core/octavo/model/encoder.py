@@ -31,7 +31,19 @@ ENCODERS: Mapping[str, bool] = {
     "roberta": True,
     "xlm-roberta": True,
 }
-HEADS = ("pooler", "cls", "classifier", "lm_head", "head", "decoder", "vocab_", "discriminator_", "generator_", "qa_")
+HEADS = (
+    "pooler",
+    "cls",
+    "classifier",
+    "lm_head",
+    "head",
+    "decoder",
+    "vocab_",
+    "discriminator_",
+    "generator_",
+    "qa_",
+    "predictions",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +148,6 @@ def _read(cls: Any, description: EncoderModel, dtype: torch.dtype, options: dict
         model, info = cls.from_pretrained(
             folder,
             dtype=dtype,
-            attn_implementation="sdpa",
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
