@@ -7,7 +7,7 @@ Layout, from K inputs to N outputs; experts may stand before, all in one tensor:
                      last ones may be smaller), [ceil(N / R), ceil(K / C)]
 
 A weight is value * scale under both names: the scale is the inverse of what the writer multiplied with. Written by
-DeepSeek V3 (https://huggingface.co/deepseek-ai/DeepSeek-V3, inference/fp8_cast_bf16.py), by transformers ("fp8",
+DeepSeek V3 (https://github.com/deepseek-ai/DeepSeek-V3, inference/fp8_cast_bf16.py), by transformers ("fp8",
 "fbgemm_fp8"), AutoFP8 ("fp8") and compressed-tensors.
 """
 
