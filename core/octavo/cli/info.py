@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from octavo.config import EngineConfig
-    from octavo.contract import AttentionSpec, OpSignature, Platform, PlatformInfo, Support
+    from octavo.contract import AttentionSpec, OpSignature, Platform, Support
     from octavo.hardware.registry import Registry
     from octavo.hardware.resolve import Manifest
 
@@ -123,7 +123,7 @@ def _fill(report: dict[str, Any], registry: "Registry", config: "EngineConfig", 
     report["diagnostics"] = dict(platform.diagnostics())
     report["memory"] = {"free": memory.free, "total": memory.total}
     if with_model:
-        report |= _with_model(registry, config, choice.info)
+        report |= _with_model(registry, config, platform)
         return
     from octavo.hardware.resolve import OpResolver
 
@@ -134,19 +134,18 @@ def _fill(report: dict[str, Any], registry: "Registry", config: "EngineConfig", 
     report["ops"] = _ops(resolver.manifest, resolver.manifest.row_invariant)
 
 
-def _with_model(registry: "Registry", config: "EngineConfig", info: "PlatformInfo") -> dict[str, Any]:
+def _with_model(registry: "Registry", config: "EngineConfig", platform: "Platform") -> dict[str, Any]:
     """What a model takes and who serves it: it is loaded for that, and let go."""
     from octavo.engine.settle import settle
     from octavo.engine.terminal import progress_wanted
     from octavo.executor.local import LocalExecutor
-    from octavo.hardware.choose import create_platform
     from octavo.model.describe import describe_model
     from octavo.model.files import resolve_model
 
     files = resolve_model(config.model.model, progress=progress_wanted())
     description = describe_model(files, config.model.max_model_len, config.model.model_impl)
-    settled = settle(config, description, create_platform(info, config.platform.device))
-    executor = LocalExecutor(settled, description, info, registry)
+    settled = settle(config, description, platform)
+    executor = LocalExecutor(settled, description, platform, registry)
     try:
         plan = executor.memory_plan
         derived = {name: getattr(plan, name) for name in ("kv_bytes", "host_bytes", "reserved", "left", "max_tokens")}

@@ -90,7 +90,7 @@ class LLM:
             self.executor = LocalExecutor(
                 self.config,
                 description,
-                platform_info,
+                platform,
                 registry,
                 vocab_size=self.tokenizer.vocab_size,
                 progress=progress,

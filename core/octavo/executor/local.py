@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from octavo.config import EngineConfig
-from octavo.contract import PlatformInfo, Support
+from octavo.contract import Platform, Support
 from octavo.executor.base import Executor
 from octavo.executor.memory import MemoryPlan
 from octavo.executor.worker import Worker
@@ -21,7 +21,7 @@ class LocalExecutor(Executor):
     Args:
         config: settled.
         description: of the model.
-        platform_info: of the chosen platform, which is made here.
+        platform: the device.
         registry: where portable ops come from.
         vocab_size: ids from here on are never sampled (the tokenizer's size); None: every row of the head may be.
         progress: show bars while weights load.
@@ -35,15 +35,13 @@ class LocalExecutor(Executor):
         self,
         config: EngineConfig,
         description: ModelDescription,
-        platform_info: PlatformInfo,
+        platform: Platform,
         registry: Registry,
         *,
         vocab_size: int | None = None,
         progress: bool = False,
     ) -> None:
-        self._worker = Worker.create(
-            config, description, platform_info, registry, vocab_size=vocab_size, progress=progress
-        )
+        self._worker = Worker(config, description, platform, registry, vocab_size=vocab_size, progress=progress)
 
     @property
     def memory_plan(self) -> MemoryPlan:

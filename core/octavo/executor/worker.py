@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from octavo.config import EngineConfig
-from octavo.contract import AttentionBackend, CompileRequest, MemoryInfo, Platform, PlatformInfo, Program, Support
+from octavo.contract import AttentionBackend, CompileRequest, MemoryInfo, Platform, Program, Support
 from octavo.errors import ConfigError, OctavoError, PlatformError
 from octavo.executor.memory import MemoryPlan, MemoryRequest, plan_memory
 from octavo.executor.model_runner import MAX_PROMPT_LOGITS, KVGroupCaches, ModelRunner, RunnerLimits, scores_prompts
-from octavo.hardware.choose import create_platform, portable_ops
+from octavo.hardware.choose import portable_ops
 from octavo.hardware.registry import Registry
 from octavo.hardware.resolve import Manifest, OpResolver
 from octavo.model.describe import load_weights
@@ -105,21 +105,6 @@ class Worker:
             ),
             platform.device,
         )
-
-    @classmethod
-    def create(
-        cls,
-        config: EngineConfig,
-        description: ModelDescription,
-        info: PlatformInfo,
-        registry: Registry,
-        *,
-        vocab_size: int | None = None,
-        progress: bool = False,
-    ) -> "Worker":
-        """A worker on the device that the settings name."""
-        platform = create_platform(info, config.platform.device)
-        return cls(config, description, platform, registry, vocab_size=vocab_size, progress=progress)
 
     def facts(self) -> Mapping[str, str]:
         """Name to one line, for `octavo info`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from doubles.fake_program import FakePlatform, fake_greedy, fake_platform_info
+from doubles.fake_program import FakePlatform, fake_greedy
 
 from octavo.config import EngineConfig
 from octavo.contract import (
@@ -23,7 +23,6 @@ from octavo.contract import (
     Mlp,
     Norm,
     Platform,
-    PlatformInfo,
     Program,
     Rope,
     Support,
@@ -95,9 +94,8 @@ def describe() -> NativeModel:
 
 
 def start(platform: Platform, vocab_size: int | None = None, **settings: Any) -> LocalExecutor:
-    info = PlatformInfo(platform.name, fake_platform_info().api_version, True, "a test", lambda index: platform)
     config = EngineConfig.of(**{**SETTINGS, **settings})
-    return LocalExecutor(config, describe(), info, discover([]), vocab_size=vocab_size)
+    return LocalExecutor(config, describe(), platform, discover([]), vocab_size=vocab_size)
 
 
 def run(executor: LocalExecutor, prompt: list[int], params: SamplingParams, num: int) -> list[ModelRunnerOutput]:
