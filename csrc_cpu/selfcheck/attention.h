@@ -143,14 +143,14 @@ private:
     void check_chunks(size_t r, const Buffer& whole, const std::string& what) {
         const int64_t width = g_.num_heads * g_.value_size;
         const int queries = case_.rows[r].queries;
-        for (const int cut : {1, 2, queries / 2 + 1}) {
+        // One token and the rest, some and then twenty at a time, halves, all and then one as decoding does.
+        const int firsts[] = {1, std::min(3, queries), queries / 2, queries - 1}, thens[] = {queries, 20, queries, 1};
+        for (int way = 0; way < 4; ++way) {
             Buffer joined(g_.dtype, queries * width);
-            for (int first = 0; first < queries;) {
-                const int count = first == 0 ? cut : std::min(cut == 1 ? queries : cut * 9, queries - first);
-                const int taken = std::min(count, queries - first);
-                const Buffer part = attend({{r, first, taken}}, 1)[0];
-                joined.copy(first * width, part, 0, taken * width);
-                first += taken;
+            for (int first = 0, count = std::max(1, firsts[way]); first < queries; count = thens[way]) {
+                count = std::min(count, queries - first);
+                joined.copy(first * width, attend({{r, first, count}}, 1)[0], 0, count * width);
+                first += count;
             }
             check(joined == whole, what, "chunks differ from the whole");
         }

@@ -1,6 +1,6 @@
-// Checks the library by itself: octavo_selfcheck LIBRARY CASES [ISA,... [EVERY]]. No Python, so that it runs in an emulator of
-// an older processor, and under sanitizers. Each kernel, in each instruction set that the processor has, against
-// float64.
+// Checks the library by itself: octavo_selfcheck LIBRARY CASES [ISA,... [EVERY]]. No Python, so that it runs in an
+// emulator of an older processor, and under sanitizers. Each kernel, in each instruction set that the processor has,
+// against float64.
 
 #include <fstream>
 #include <sstream>
