@@ -8,10 +8,11 @@ import json
 import sys
 
 import torch
-from cases.ops import CASES, DTYPES, error
 
 from octavo.contract import Capabilities, RMSNorm
 from octavo.contract.reference import rms_norm
+from octavo.testing.cases_ops import CASES, DTYPES
+from octavo.testing.ops import error
 from octavo_triton.plugin import octavo_ops
 
 
@@ -23,7 +24,7 @@ def main() -> int:
         if case.op != impl.op:
             continue
         for dtype in DTYPES:
-            assert impl.supports(case.signature(dtype))
+            assert impl.supports(case.signature(dtype, "cuda"))
             args = case.args(dtype)
             weight = None if args.weight is None else args.weight.double()
             truth = rms_norm(RMSNorm(args.x.double(), weight, args.eps, args.weight_offset))

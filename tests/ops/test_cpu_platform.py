@@ -4,12 +4,13 @@ from functools import cache
 
 import pytest
 import torch
-from cases.attention import LENGTHS, MIXED, SPECS, WHOLE, check_rows_alone, check_truth, run
-from cases.ops import CASES, DTYPES, OpCase
-from cases.ops import check_rows_alone as check_op_rows_alone
-from cases.ops import check_truth as check_op_truth
 
 from octavo.contract import AttentionBackend, OpImpl, Platform
+from octavo.testing.attention import check_rows_alone, check_truth, run
+from octavo.testing.cases_attention import LENGTHS, MIXED, SPECS, WHOLE
+from octavo.testing.cases_ops import CASES, DTYPES, OpCase
+from octavo.testing.ops import check_rows_alone as check_op_rows_alone
+from octavo.testing.ops import check_truth as check_op_truth
 from octavo_cpu.plugin import octavo_platforms
 
 NATIVE_OPS = {"rms_norm", "fused_add_rms_norm", "layer_norm", "rotary_embedding", "activation", "act_and_mul"}
@@ -41,7 +42,7 @@ def test_native_kernels_are_there() -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case.op in NATIVE_OPS], ids=str)
 def test_an_op_equals_the_formula_and_keeps_its_claim(case: OpCase, dtype: torch.dtype) -> None:
     impl = native(case.op)
-    assert impl.supports(case.signature(dtype))
+    assert impl.supports(case.signature(dtype, "cpu"))
     check_op_truth(impl, case.args(dtype), dtype, case.tolerance_factor)
     assert impl.row_invariant
     check_op_rows_alone(impl, case, dtype)

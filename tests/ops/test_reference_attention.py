@@ -6,23 +6,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from cases.attention import (
-    LENGTHS,
-    MIXED,
-    SPECS,
-    TOLERANCE,
-    WHOLE,
-    Sequences,
-    check_rows_alone,
-    check_truth,
-    make_spec,
-    run,
-    truth,
-)
 from hypothesis import given, settings
 
 from octavo.contract import AttentionBatch, KVCache
 from octavo.contract.reference_attention import ReferenceAttention
+from octavo.testing.attention import check_rows_alone, check_truth, run
+from octavo.testing.cases_attention import LENGTHS, MIXED, SPECS, TOLERANCE, WHOLE, Sequences, make_spec, truth
 
 BACKEND = ReferenceAttention(torch.device("cpu"))
 

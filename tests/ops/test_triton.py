@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases.ops import CASES, DTYPES, TOLERANCE
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime.jit import JITFunction
 
 from octavo.contract import Capabilities, OpSignature
+from octavo.testing.cases_ops import CASES, DTYPES, TOLERANCE
 from octavo_triton import plugin, rms_norm
 
 # Triton's interpreter cuts bfloat16 off where a device rounds: one unit in the last place more.

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 
 from octavo import __version__
 from octavo.errors import OctavoError
@@ -16,6 +17,7 @@ COMMANDS = {
     "generate": "continue prompts",
     "chat": "talk with a model in the terminal",
     "info": "platforms, memory and which kernel serves each op, with reasons",
+    "conformance": "whether a platform does what the contract asks",
 }
 
 EXAMPLES = """\
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     args = commands[command].parse_intermixed_args(given[1:])  # prompts may stand after flags
     try:
-        code: int | None = import_module(f"octavo.cli.{command}").run(args)
+        code: int | None = _module(command).run(args)
         sys.stdout.flush()
     except OctavoError as error:
         if args.debug:
@@ -77,11 +79,15 @@ def _parsers(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, ar
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     for name, text in COMMANDS.items():
         if name == command:
-            import_module(f"octavo.cli.{name}").add_parser(commands)
+            _module(name).add_parser(commands)
             commands.choices[name].add_argument("--debug", action="store_true", help="show the traceback of an error")
         else:
             commands.add_parser(name, help=text)
     return parser, commands.choices
+
+
+def _module(command: str) -> ModuleType:
+    return import_module(f"octavo.cli.{command.replace('-', '_')}")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from cases.formulas import ACTIVATION_FORMULAS, FORMULAS
-from cases.ops import CASES
 from doubles.platforms import ToyPlatform
 
 import octavo.contract
@@ -40,6 +38,8 @@ from octavo.contract import (
     Support,
 )
 from octavo.contract.reference import ACTIVATIONS, GATED_ACTIVATIONS, reference_ops
+from octavo.testing.cases_ops import CASES
+from octavo.testing.formulas import ACTIVATION_FORMULAS, FORMULAS
 
 FOLDER = Path(octavo.contract.__file__).parent
 
@@ -257,7 +257,8 @@ def test_a_call_needs_the_version_of_the_newest_trait_it_uses() -> None:
     def needs(**traits: int) -> tuple[int, int]:
         return definition.version_for(OpSignature("x", torch.float32, "cpu", tuple(traits.items())))
 
-    assert [needs(), needs(a=0, b=False), needs(a=1), needs(b=True), needs(a=1, b=True)] == [(0, 9), (0, 9), (0, 10), (1, 1), (1, 1)]
+    found = [needs(), needs(a=0, b=False), needs(a=1), needs(b=True), needs(a=1, b=True)]
+    assert found == [(0, 9), (0, 9), (0, 10), (1, 1), (1, 1)]
 
 
 def test_rows_are_sorted_by_what_they_want() -> None:

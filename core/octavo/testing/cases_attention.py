@@ -1,27 +1,19 @@
-"""Steps of paged attention: odd sizes, every head ratio, chunks, poisoned blocks, garbage in table tails."""
+"""One list of the geometries of paged attention, and sequences whose steps are fed to a backend.
+
+Odd sizes, every head ratio, chunks; blocks that nobody owns hold NaN, table entries past a row's blocks nonsense.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from cases import formulas
 
 from octavo.contract import AttentionBackend, AttentionBatch, AttentionSpec, KVCache
+from octavo.testing import formulas
+from octavo.testing.outcome import require
 
-__all__ = [
-    "LENGTHS",
-    "MIXED",
-    "SPECS",
-    "TOLERANCE",
-    "WHOLE",
-    "Sequences",
-    "check_rows_alone",
-    "check_truth",
-    "make_spec",
-    "run",
-    "truth",
-]
+__all__ = ["LENGTHS", "MIXED", "SPECS", "TOLERANCE", "WHOLE", "Sequences", "make_batch", "make_spec", "truth"]
 
 # Largest difference over the largest true value.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -39,6 +31,8 @@ MIXED = [
     [(2, 1)],
 ]
 
+HOST = torch.device(torch.empty(0).device)
+
 
 def make_spec(
     heads: tuple[int, int] = (4, 2), head_size: int = 16, block_size: int = 8, dtype: torch.dtype = torch.float32
@@ -50,7 +44,12 @@ def make_spec(
 SPECS: dict[str, AttentionSpec] = {
     "plain": make_spec(),
     "one-head": make_spec((1, 1), 8, 1),
+    "ratio-1": make_spec((3, 3), 64, 16),
     "ratio-3": make_spec((9, 3), 64, 16),
+    "ratio-4": make_spec((8, 2), 128, 16),
+    "ratio-5": make_spec((5, 1), 32, 16),
+    "ratio-6": make_spec((6, 1), 64, 8),
+    "ratio-7": make_spec((7, 1), 80, 16),
     "ratio-8": make_spec((8, 1), 24, 32),
     "odd-block": make_spec((6, 2), 19, 7),
     "window": replace(make_spec(), window=11),
@@ -79,16 +78,23 @@ class Sequences:
 
     Blocks that nobody owns, and slots that nobody has written, hold NaN; table entries past a row's blocks hold
     ids far outside the cache.
+
+    Attributes:
+        rows: what each sequence is made of, in host memory, and how much of it was fed.
+        num_blocks: that a cache needs for all of them; three stay free.
+
     """
 
-    def __init__(self, spec: AttentionSpec, lengths: Sequence[int], seed: int = 0) -> None:
+    def __init__(self, spec: AttentionSpec, lengths: Sequence[int], seed: int = 0, device: torch.device = HOST) -> None:
         self.spec = spec
+        self.device = device
         draw = torch.Generator().manual_seed(seed)
         shuffled = np.random.default_rng(seed)
         counts = [-(-length // spec.block_size) for length in lengths]
         self.num_blocks = sum(counts) + 3
         ids = shuffled.permutation(self.num_blocks).astype(np.int32)
         starts = np.cumsum([0, *counts])
+        self.free_blocks = ids[starts[-1] :]
 
         def random(length: int, heads: int, size: int) -> torch.Tensor:
             return torch.randn(length, heads, size, generator=draw).to(spec.dtype)
@@ -108,16 +114,26 @@ class Sequences:
         self.sinks = torch.randn(spec.num_heads, generator=draw) if spec.sinks else None
 
     def poisoned(self, backend: AttentionBackend) -> KVCache:
-        """A cache full of NaN."""
+        """A cache full of NaN: its tensors, or all slots of one that is no tensors."""
         cache = backend.allocate(self.spec, self.num_blocks)
         for tensor in cache.tensors:
             tensor.fill_(float("nan"))
+        if not cache.tensors:
+            spec, num_slots = self.spec, self.num_blocks * self.spec.block_size
+            blocks = np.arange(self.num_blocks, dtype=np.int32)[None]
+            batch = make_batch([0, num_slots], [num_slots], blocks, np.arange(num_slots), self.device)
+            plan = backend.plan(cache, batch)
+            shape = (num_slots, spec.num_kv_heads)
+            nothing = torch.full((*shape, spec.head_size), float("nan"), dtype=spec.dtype, device=self.device)
+            value = torch.full((*shape, spec.value_size), float("nan"), dtype=spec.dtype, device=self.device)
+            for layer in range(spec.num_layers):
+                backend.write(plan, layer, nothing, value)
         return cache
 
     def step(
         self, backend: AttentionBackend, cache: KVCache, chunks: Sequence[tuple[int, int]], *, fused: bool = False
     ) -> list[torch.Tensor]:
-        """Feed each (row, number of tokens) its next tokens; their outputs, a chunk each [n, Hq, Dv]."""
+        """Feed each (row, number of tokens) its next tokens; their outputs on the host, a chunk each [n, Hq, Dv]."""
         spec = self.spec
         width = max((len(row.blocks) for row in self.rows), default=0) + 2
         table = np.full((len(chunks), width), 2**30, np.int32)
@@ -131,84 +147,69 @@ class Sequences:
             slots.append(block * spec.block_size + positions % spec.block_size)
             pieces.append(slice(row.done, row.done + count))
             row.done += count
-        start = np.cumsum([0, *(count for _, count in chunks)]).astype(np.int32)
-        seq_lens = np.array([self.rows[i].done for i, _ in chunks], np.int32)
+        start = np.cumsum([0, *(count for _, count in chunks)])
+        seq_lens = [self.rows[i].done for i, _ in chunks]
         mapping = np.concatenate([*slots, np.zeros(0, np.int64)])
-        batch = _batch(start, seq_lens, table, mapping)
+        batch = make_batch(start, seq_lens, table, mapping, self.device)
         fed = [(self.rows[i], piece) for (i, _), piece in zip(chunks, pieces, strict=True)]
         query, key, value = (
-            _strided(torch.cat([getattr(self.rows[0], name)[:0], *(getattr(row, name)[piece] for row, piece in fed)]))
+            _strided(
+                torch.cat([getattr(self.rows[0], name)[:0], *(getattr(row, name)[piece] for row, piece in fed)]),
+                self.device,
+            )
             for name in ("query", "key", "value")
         )
         # A guard row on either side shows writes outside of the output.
         guarded = torch.full((len(mapping) + 2, spec.num_heads, spec.value_size), 7.0, dtype=spec.dtype)
+        guarded[1:-1] = float("nan")
+        guarded = guarded.to(self.device)
         out = guarded[1:-1]
-        out.fill_(float("nan"))
+        sinks = None if self.sinks is None else self.sinks.to(self.device)
         plan = backend.plan(cache, batch)
         if fused:
-            backend.write_attend(plan, 0, query, key, value, out, self.sinks)
+            backend.write_attend(plan, 0, query, key, value, out, sinks)
         else:
             backend.write(plan, 0, key, value)
-            backend.attend(plan, 0, query, out, self.sinks)
-        assert bool((guarded[0] == 7).all() and (guarded[-1] == 7).all()), "written outside of the output"
-        return list(out.split([count for _, count in chunks]))
+            backend.attend(plan, 0, query, out, sinks)
+        found = guarded.cpu()
+        require(bool((found[0] == 7).all() and (found[-1] == 7).all()), "attend writes outside of its output")
+        return list(torch.split(found[1:-1], [count for _, count in chunks]))
 
 
 def truth(sequences: Sequences, row: int) -> torch.Tensor:
     """All positions of a row in float64, with keys and values as the cache rounds them."""
     one, spec = sequences.rows[row], sequences.spec
     key, value = (x.to(spec.kv_dtype) for x in (one.key, one.value))
-    facts = {"scale": spec.scale, "window": spec.window, "softcap": spec.softcap, "sinks": sequences.sinks}
-    return torch.from_numpy(formulas.attention(one.query, key, value, **facts))
+    return torch.from_numpy(
+        formulas.attention(
+            one.query, key, value, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sequences.sinks
+        )
+    )
 
 
-def run(
-    backend: AttentionBackend,
-    spec: AttentionSpec,
-    lengths: Sequence[int],
-    steps: Sequence[Sequence[tuple[int, int]]],
-    *,
-    fused: bool = False,
-) -> tuple[Sequences, list[torch.Tensor]]:
-    """The outputs of each row, joined over the steps."""
-    sequences = Sequences(spec, lengths)
-    cache = sequences.poisoned(backend)
-    outputs: list[list[torch.Tensor]] = [[] for _ in lengths]
-    for chunks in steps:
-        for (row, _), out in zip(chunks, sequences.step(backend, cache, chunks, fused=fused), strict=True):
-            outputs[row].append(out)
-    return sequences, [torch.cat(parts) for parts in outputs]
+def make_batch(
+    start: Sequence[int] | np.ndarray,
+    seq_lens: Sequence[int] | np.ndarray,
+    table: np.ndarray,
+    slots: np.ndarray,
+    device: torch.device = HOST,
+) -> AttentionBatch:
+    """The geometry of a step, on the device and mirrored on the host."""
+    starts, lengths, blocks = (np.ascontiguousarray(x, np.int32) for x in (start, seq_lens, table))
+    mapping = np.ascontiguousarray(slots, np.int64)
+
+    def there(x: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(x).clone().to(device)
+
+    on_device = (there(starts), there(lengths), there(blocks), there(mapping))
+    return AttentionBatch(*on_device, starts, lengths, blocks, mapping)
 
 
-def check_truth(sequences: Sequences, outputs: Sequence[torch.Tensor]) -> None:
-    """Each row equals dense attention in float64."""
-    for row, out in enumerate(outputs):
-        expected = truth(sequences, row)
-        assert out.shape == expected.shape
-        worst = (out.double() - expected).abs().max() / expected.abs().max()
-        assert worst <= TOLERANCE[sequences.spec.dtype]
-
-
-def check_rows_alone(backend: AttentionBackend, spec: AttentionSpec) -> None:
-    """A token's bits are the same whole, in chunks, token by token, in company and alone."""
-    _, whole = run(backend, spec, LENGTHS, WHOLE)
-    sequences, mixed = run(backend, spec, LENGTHS, MIXED, fused=True)
-    check_truth(sequences, mixed)
-    _, backwards = run(backend, spec, LENGTHS, [WHOLE[0][::-1]])
-    _, one_by_one = run(backend, spec, LENGTHS, [[(i, 1)] for i, length in enumerate(LENGTHS) for _ in range(length)])
-    for others in (mixed, backwards, one_by_one):
-        assert all(torch.equal(a, b) for a, b in zip(whole, others, strict=True))
-
-
-def _batch(start: np.ndarray, seq_lens: np.ndarray, table: np.ndarray, slots: np.ndarray) -> AttentionBatch:
-    return AttentionBatch(*map(torch.from_numpy, (start, seq_lens, table, slots)), start, seq_lens, table, slots)
-
-
-def _strided(x: torch.Tensor) -> torch.Tensor:
+def _strided(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The same numbers, cut out of wider rows, as a fused projection leaves them."""
     if not len(x):
-        return x
+        return x.to(device)
     flat = x.flatten(1)
     wide = torch.full((len(x), flat.shape[1] + 5), float("nan"), dtype=x.dtype)
     wide[:, 2 : 2 + flat.shape[1]] = flat
-    return wide[:, 2 : 2 + flat.shape[1]].unflatten(1, x.shape[1:])
+    return wide.to(device)[:, 2 : 2 + flat.shape[1]].view(x.shape)
