@@ -6,7 +6,7 @@ There is no KV cache, so nothing is chunked, preempted or found in a prefix cach
 import bisect
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -77,7 +77,7 @@ class EmbeddingEngine:
     def stats(self) -> EngineStats:
         """The queue, and counts; there are no blocks."""
         counts = self._counts
-        return EngineStats(0, len(self._waiting), 0, 0, 0, counts)
+        return EngineStats(0, len(self._waiting), 0, 0, 0, 0, counts)
 
     def add_request(self, request: Request) -> None:
         """Queue a request for an embedding.
@@ -111,9 +111,17 @@ class EmbeddingEngine:
         """Let go of the weights."""
         self._encoder = None
 
-    def step(self) -> list[RequestUpdate]:
-        """Embed the prompts whose turn it is. A fault of the model ends the requests that cause it alone."""
+    def on_progress(self, beat: Callable[[], None]) -> None:
+        """Nothing: a step is one call of the model."""
+
+    def step(self, on_begin: Callable[[Sequence[str]], None] | None = None) -> list[RequestUpdate]:
+        """Embed the prompts whose turn it is. A fault of the model ends the requests that cause it alone.
+
+        `on_begin` is told the ids of the requests in the step, before they compute.
+        """
         batch = self._next_batch()
+        if on_begin is not None:
+            on_begin([request.request_id for request in batch])
         self._counts.num_steps += 1
         updates = list(self._embed(batch))
         self.abort(request.request_id for request in batch)  # only now: an interrupted step leaves them in the queue

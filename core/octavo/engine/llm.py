@@ -6,32 +6,25 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
 from tqdm import tqdm
 
 from octavo.config import EngineConfig
-from octavo.engine.embedding import EmbeddingEngine
+from octavo.engine.assembly import load_engine, prepare
 from octavo.engine.inputs import Conversation, Inputs, Message, Prompt, as_conversations, as_prompts
 from octavo.engine.loop import EngineCore, EngineStats
 from octavo.engine.output_processor import Output, OutputProcessor
 from octavo.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
-from octavo.engine.settle import settle
 from octavo.engine.terminal import progress_wanted
 from octavo.errors import RequestError, UnsupportedError, shown
-from octavo.executor.local import LocalExecutor
-from octavo.hardware.choose import choose_platform, create_platform
-from octavo.hardware.registry import discover
-from octavo.model.describe import describe_model
+from octavo.executor.base import Executor
 from octavo.model.encoder import EncoderModel
-from octavo.model.files import resolve_model
 from octavo.model.sentence import own_pooling
 from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.request import Request
-from octavo.text.tokenizer import load_tokenizer
 
 __all__ = ["LLM"]
 
@@ -74,29 +67,10 @@ class LLM:
             settings["model"] = os.fspath(model)
         given = config.but(**settings) if config is not None else EngineConfig.load(**settings)
         progress = progress_wanted()
-        registry = discover()
-        platform_info = choose_platform(registry, given.platform.platform)
-        files = resolve_model(given.model.model, progress=progress)
-        description = describe_model(files, given.model.max_model_len, given.model.model_impl)
-        platform = create_platform(platform_info, given.platform.device)
-        self.config = settle(given, description, platform)
-        self.description = description
-        own = given.model.tokenizer
-        self.tokenizer = load_tokenizer(files.tokenizer if own is None else Path(own))
-        self._engine: EngineCore | EmbeddingEngine
-        if isinstance(description, EncoderModel):
-            self._engine = EmbeddingEngine.create(self.config, description, platform, progress=progress)
-        else:
-            self.executor = LocalExecutor(
-                self.config,
-                description,
-                platform,
-                registry,
-                vocab_size=self.tokenizer.vocab_size,
-                progress=progress,
-            )
-            self._engine = EngineCore(self.config, self.executor)
-        self._inputs = Inputs(self.tokenizer, description.vocab_size, self.config.model.seed)
+        prepared = prepare(given, progress=progress)
+        self.config, self.description, self.tokenizer = prepared.config, prepared.description, prepared.tokenizer
+        self._engine = load_engine(prepared, progress=progress)
+        self._inputs = Inputs(self.tokenizer, self.description.vocab_size, self.config.model.seed)
         self._outputs = OutputProcessor(self.tokenizer)
         self._request_ids = itertools.count()
         self._lock = threading.Lock()  # over the engine and what follows
@@ -200,6 +174,13 @@ class LLM:
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config asks for."""
         return SamplingParams(**self.description.sampling_defaults)
+
+    @property
+    def executor(self) -> Executor:
+        """What runs the steps: its memory plan, its op table, its facts."""
+        if not isinstance(self._engine, EngineCore):
+            raise UnsupportedError(f"{self.description.files.name} is an encoder, which has no executor")
+        return self._engine.executor
 
     @property
     def stats(self) -> EngineStats:

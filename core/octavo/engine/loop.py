@@ -1,7 +1,7 @@
 """The engine's loop: schedule, execute, update. It knows token ids only; text stays with the front."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from octavo.cache.manager import BlockManager
@@ -23,6 +23,7 @@ class EngineStats:
 
     num_running: int
     num_waiting: int
+    num_swapped: int
     num_blocks: int
     num_used_blocks: int
     num_cached_blocks: int
@@ -43,7 +44,7 @@ class EngineCore:
             prefix_caching=config.cache.enable_prefix_caching,
         )
         self.scheduler = Scheduler(config.scheduler, self.manager, config.model.max_model_len)
-        self._executor = executor
+        self.executor = executor
 
     @property
     def has_work(self) -> bool:
@@ -54,9 +55,11 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Queue and block counts."""
         pool, scheduler = self.manager.pool, self.scheduler
+        num_running, num_swapped = len(scheduler.running), scheduler.num_swapped
         return EngineStats(
-            len(scheduler.running),
-            len(scheduler.waiting),
+            num_running,
+            len(scheduler.requests) - num_running - num_swapped,
+            num_swapped,
             pool.num_blocks,
             pool.num_used,
             pool.num_cached,
@@ -85,17 +88,26 @@ class EngineCore:
         if self.manager.prefix is not None:
             self.manager.prefix.clear()
 
+    def on_progress(self, beat: Callable[[], None]) -> None:
+        """Call `beat` every now and then within a step, as a sign of life."""
+        self.executor.on_progress(beat)
+
     def close(self) -> None:
         """Give back what is held on the devices."""
-        self._executor.shutdown()
+        self.executor.shutdown()
 
-    def step(self) -> list[RequestUpdate]:
-        """Run one step and return what requests gained. A fault of the step ends at most the requests in it."""
+    def step(self, on_begin: Callable[[Sequence[str]], None] | None = None) -> list[RequestUpdate]:
+        """Run one step and return what requests gained. A fault of the step ends at most the requests in it.
+
+        `on_begin` is told the ids of the requests that compute, before they do.
+        """
         output = self.scheduler.schedule()
         if output is None:
             return self.scheduler.take_updates()
+        if on_begin is not None:
+            on_begin(self.scheduler.in_step)
         try:
-            result = self._executor.execute_model(output)
+            result = self.executor.execute_model(output)
         except Exception as error:
             logger.exception("step %d failed with %d sequences", output.step, len(output.scheduled))
             return self.scheduler.fail_step(f"the model failed: {type(error).__name__}: {error}"[:500])

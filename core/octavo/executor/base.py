@@ -1,7 +1,7 @@
 """An executor: everything below the scheduler, on however many devices."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from octavo.contract import Support
 from octavo.executor.memory import MemoryPlan
@@ -42,6 +42,9 @@ class Executor(ABC):
                 removed and sent anew.
 
         """
+
+    def on_progress(self, beat: Callable[[], None]) -> None:
+        """Call `beat` within steps, as a sign of life. Default: never, so that a step is one silence."""
 
     @abstractmethod
     def shutdown(self) -> None:

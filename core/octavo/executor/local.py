@@ -1,6 +1,6 @@
 """The executor of one device in this process."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from octavo.config import EngineConfig
 from octavo.contract import Platform, Support
@@ -60,6 +60,9 @@ class LocalExecutor(Executor):
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         return self._worker.execute(step)
+
+    def on_progress(self, beat: Callable[[], None]) -> None:
+        self._worker.on_progress(beat)
 
     def shutdown(self) -> None:
         self._worker.close()

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -78,6 +78,7 @@ class Worker:
         resolver.freeze()
         self.manifest: Manifest = resolver.manifest
         self._log_manifest()
+        self._program = loaded.program
         self.program_kind = loaded.kind
         self.row_invariant: Support = loaded.program.row_invariant
         if config.platform.deterministic and not self.row_invariant:
@@ -123,11 +124,17 @@ class Worker:
             raise RuntimeError("the worker is closed")
         return self._runner.execute(step)
 
+    def on_progress(self, beat: Callable[[], None]) -> None:
+        """Call `beat` before each layer of a step, where the program is one of core's own."""
+        if isinstance(self._program, GenericProgram):
+            self._program.on_layer = beat
+
     def close(self) -> None:
         """Let go of weights and KV caches."""
         if self._runner is not None:
             self.platform.synchronize()
             self._runner = None
+            del self._program
 
     def _log_manifest(self) -> None:
         for row in self.manifest.rows:

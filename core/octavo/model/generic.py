@@ -66,6 +66,7 @@ class GenericProgram:
 
         """
         blocks = Blocks(weights, resolver, dtype=dtype, device=device, max_model_len=max_model_len)
+        self.on_layer: Callable[[], None] = _nothing  # called before each layer: a sign of life
         self._spec = spec
         self._dtype = dtype
         self._backends = [resolver.resolve_attention(group.spec) for group in groups]
@@ -125,6 +126,7 @@ class GenericProgram:
         step = _Step(batch.positions, plans)
         x, delta = self._embed(batch), None
         for layer in self._layers:
+            self.on_layer()
             x, delta = layer(x, delta, step)
         if not len(rows.index):
             return RowOutputs()
@@ -151,6 +153,10 @@ class GenericProgram:
             logits = logits * self._spec.logit_scale
         cap = self._spec.logit_softcap
         return logits if cap is None else cap * by_element(torch.tanh, logits / cap)
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass

@@ -85,6 +85,16 @@ class Scheduler:
         """Samples of running requests."""
         return sum(len(request.live) for request in self.running)
 
+    @property
+    def num_swapped(self) -> int:
+        """Requests whose blocks are on the host."""
+        return sum(request.state is RequestState.SWAPPED for request in self.requests.values())
+
+    @property
+    def in_step(self) -> list[str]:
+        """Ids of the requests that compute in the step under way."""
+        return list(dict.fromkeys(item.request.request_id for item in self._step.items))
+
     # Requests come and go
 
     def add(self, request: Request) -> None:
