@@ -160,6 +160,8 @@ def _fused_add_rms_norm(library: NativeLibrary) -> Callable[[FusedAddRMSNorm], t
         )
         if status:
             library.check(status, "fused_add_rms_norm")
+        if x is args.x and residual is args.residual:
+            return x, residual
         return x.view(args.x.shape), residual.view(args.x.shape)
 
     return fused_add_rms_norm
