@@ -145,7 +145,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def allocate(self, spec: AttentionSpec, num_blocks: int) -> KVCache:
-        """A cache of `num_blocks` blocks on the device. Contents must be finite (zeros where in doubt)."""
+        """A cache of `num_blocks` blocks on the device, which may hold anything until they are written."""
 
     def allocate_host(self, spec: AttentionSpec, num_blocks: int) -> KVCache:
         """(optional) A cache of the same layout in host memory, the other side of `swap_blocks`.

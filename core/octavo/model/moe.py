@@ -58,13 +58,24 @@ class MoeBlock:
         scores = F.linear(x.float(), self._router, self._router_bias)
         ids, weights = route(scores, self._moe, self._correction)
         y = torch.zeros_like(x)
-        for expert in torch.unique(ids).tolist():
-            token, choice = (ids == expert).nonzero(as_tuple=True)
-            y.index_add_(0, token, self._expert(expert, x[token]) * weights[token, choice, None].to(x.dtype))
+        chosen = ids.flatten()  # token by token
+        order = chosen.argsort(stable=True)  # pairs of token and choice, by expert
+        tokens, shares = order // ids.shape[1], weights.flatten()[order, None].to(x.dtype)
+        start = 0
+        for expert, num_pairs in enumerate(self._num_chosen(chosen)):
+            if num_pairs:
+                pairs = slice(start, start := start + num_pairs)
+                y.index_add_(0, tokens[pairs], self._expert(expert, x[tokens[pairs]]) * shares[pairs])
         if self._shared is None:
             return y
         shared = self._shared(x)
         return y + (shared * by_element(torch.sigmoid, self._shared_gate(x)) if self._shared_gate else shared)
+
+    def _num_chosen(self, chosen: torch.Tensor) -> list[int]:
+        """How often each expert was chosen: the one thing of a layer that the host waits for."""
+        experts = torch.arange(self._moe.num_experts, device=chosen.device)
+        counts: list[int] = (chosen[:, None] == experts).sum(0).tolist()
+        return counts
 
     def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         up_bias = None if self._up_bias is None else self._up_bias[expert]

@@ -34,10 +34,12 @@ CONFIG = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
+EXPERTS = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+EXPERTS |= {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
 MakeLLM = Callable[..., LLM]
 
 
-def _weights(generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _weights(generator: torch.Generator, num_experts: int = 0) -> dict[str, torch.Tensor]:
     """Large enough for queries to single out keys, so that a wrong block changes tokens."""
 
     def random(rows: int, columns: int) -> torch.Tensor:
@@ -53,17 +55,21 @@ def _weights(generator: torch.Generator) -> dict[str, torch.Tensor]:
     for i in range(2):
         at = f"model.layers.{i}"
         weights |= {f"{at}.self_attn.{name}.weight": random(*shape) for name, shape in shapes.items()}
-        weights |= {f"{at}.mlp.{name}.weight": random(*shape) for name, shape in shapes_mlp.items()}
+        if num_experts:
+            names = dict(zip(("w1", "w3", "w2"), shapes_mlp.values(), strict=True))
+            experts = [f"{at}.block_sparse_moe.experts.{n}" for n in range(num_experts)]
+            weights[f"{at}.block_sparse_moe.gate.weight"] = random(num_experts, 48)
+            weights |= {f"{one}.{name}.weight": random(*shape) for one in experts for name, shape in names.items()}
+        else:
+            weights |= {f"{at}.mlp.{name}.weight": random(*shape) for name, shape in shapes_mlp.items()}
         weights |= {f"{at}.{name}.weight": torch.ones(48) for name in ("input_layernorm", "post_attention_layernorm")}
     return weights
 
 
-@pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _write(folder: Path, config: dict[str, Any], num_experts: int = 0) -> Path:
     """A folder in Hugging Face layout; a token is a byte."""
-    folder = tmp_path_factory.mktemp("tiny_llama")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(_weights(torch.Generator().manual_seed(0)), str(folder / "model.safetensors"))
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(_weights(torch.Generator().manual_seed(0), num_experts), str(folder / "model.safetensors"))
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -72,14 +78,26 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, 6 query and 2 key heads."""
+    return _write(tmp_path_factory.mktemp("tiny_llama"), CONFIG)
+
+
+@pytest.fixture(scope="session")
+def tiny_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a mixture of 4 experts in each layer, of which a token takes 2."""
+    return _write(tmp_path_factory.mktemp("tiny_mixtral"), CONFIG | EXPERTS, num_experts=4)
+
+
 @pytest.fixture
 def make_llm(tiny_llama: Path) -> Iterator[MakeLLM]:
     """An engine on a platform, closed after the test."""
     made: list[LLM] = []
 
-    def make(platform: str, **settings: Any) -> LLM:
+    def make(platform: str, model: Path = tiny_llama, **settings: Any) -> LLM:
         defaults = {"dtype": "float32", "num_threads": 1, "block_size": 8, "num_blocks_override": 64}
-        made.append(LLM(tiny_llama, platform=platform, **(defaults | settings)))
+        made.append(LLM(model, platform=platform, **(defaults | settings)))
         return made[-1]
 
     yield make

@@ -1,6 +1,7 @@
 """Models served on the device: the host's tokens in every way of running them, with one copy back a step."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo_refdev.device import Device
+from octavo_refdev.platform import RefdevPlatform
 
 MakeLLM = Callable[..., LLM]
 PROMPTS = [list(text) for text in (b"the quick brown fox jumps over", b"hi", b"abc" * 9, b"a longer prompt " * 3)]
@@ -91,6 +93,31 @@ def test_a_step_brings_one_copy_back_and_waits_for_nothing_else(make_llm: MakeLL
     tokens(llm, params)
     assert device.counts["to_host"] <= llm.stats.counts.num_steps
     assert device.counts["sync"] == 0
+
+
+def test_a_layer_of_experts_tells_the_host_once_who_was_chosen(
+    make_llm: MakeLLM, tiny_mixtral: Path, device: Device
+) -> None:
+    expected = tokens(make_llm("cpu", tiny_mixtral))
+    llm = make_llm("refdev", tiny_mixtral)
+    device.counts.clear()
+    device.strict = True
+    assert tokens(llm) == expected
+    assert device.counts["to_host"] <= llm.stats.counts.num_steps * (1 + 2)
+    assert device.counts["sync"] == 0
+
+
+def test_the_platform_is_made_once(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    make = RefdevPlatform.__init__
+
+    def counted(self: RefdevPlatform, index: int) -> None:
+        made.append(index)
+        make(self, index)
+
+    monkeypatch.setattr(RefdevPlatform, "__init__", counted)
+    make_llm("refdev")
+    assert made == [0]
 
 
 def test_a_closed_engine_gives_its_memory_back(make_llm: MakeLLM, device: Device) -> None:
