@@ -16,6 +16,7 @@ __all__ = ["main"]
 COMMANDS = {
     "generate": "continue prompts",
     "chat": "talk with a model in the terminal",
+    "models": "which models are served, by which program",
     "info": "platforms, memory and which kernel serves each op, with reasons",
     "conformance": "whether a platform does what the contract asks",
 }

@@ -40,7 +40,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_command_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("sing") == 2
-    assert "'generate', 'chat', 'info'" in capsys.readouterr().err
+    assert "'generate', 'chat', 'models', 'info'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])

@@ -58,7 +58,8 @@ class Family:
         model_type: as config.json spells it.
         build: from the config and the longest request's number of tokens to the spec.
         names: what safetensors checkpoints call the slots' tensors, see `names.NameTable`.
-        defaults: what the config class fills in where config.json omits a key.
+        defaults: what the config class fills in where config.json omits a key; families whose layers may slide name
+            sliding_window here, be it null.
         aliases: key to this family's spelling of it.
         ignored: regular expressions of tensors that no program reads; {num_layers} stands for their number.
         gguf: how GGUF files hold it; None: they do not, or in a way that is not read.

@@ -92,7 +92,13 @@ def smollm3(c: ConfigView, max_model_len: int) -> DecoderSpec:
 SMOLLM3 = Family(
     "smollm3",
     smollm3,
-    defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    defaults={
+        "rope_theta": 2e6,
+        "no_rope_layer_interval": 4,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "sliding_window": None,
+    },
     gguf=GGUF("smollm3", permuted=True),
 )
 
@@ -186,7 +192,13 @@ STARCODER2 = Family(
     "starcoder2",
     starcoder2,
     {**LLAMA, "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
-    {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 2, "tie_word_embeddings": True},
+    {
+        "norm_epsilon": 1e-5,
+        "hidden_act": "gelu_pytorch_tanh",
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+        "sliding_window": None,
+    },
     gguf=GGUF("starcoder2"),
 )
 

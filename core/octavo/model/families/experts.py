@@ -33,7 +33,7 @@ MIXTRAL = Family(
     "mixtral",
     mixtral,
     MIXTRAL_NAMES,
-    {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
+    {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "sliding_window": None},
     gguf=GGUF("llama", mark="expert_count", permuted=True),
 )
 

@@ -32,6 +32,7 @@ PLAIN_MLP = {**LLAMA, "mlp.up": "mlp.up_proj"}
 MISTRAL = {"sliding_window": 4096, "num_key_value_heads": 8}
 GLM = {"partial_rotary_factor": 0.5, "head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07}
 HELIUM = {"rope_theta": 1e5, "rms_norm_eps": 1e-8, "head_dim": 128, "num_key_value_heads": 20}
+PHI3 = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "sliding_window": None}
 ERNIE = {
     "rope_theta": 5e5,
     "rms_norm_eps": 1e-5,
@@ -45,7 +46,7 @@ FAMILIES = (
     Family("mistral", plain_llama, defaults=MISTRAL),
     Family("ministral", plain_llama, defaults=MISTRAL),
     Family("qwen2", qwen2, defaults={"sliding_window": 4096, "max_window_layers": 28}, gguf=GGUF("qwen2")),
-    Family("phi3", plain_llama, PACKED, {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}, gguf=GGUF("phi3")),
+    Family("phi3", plain_llama, PACKED, PHI3, gguf=GGUF("phi3")),
     Family("seed_oss", plain_llama, defaults={"head_dim": 128, "num_key_value_heads": 8}, gguf=GGUF("seed_oss")),
     Family("ernie4_5", neighbours, defaults=ERNIE, gguf=GGUF("ernie4_5")),
     Family("helium", neighbours, defaults=HELIUM),
