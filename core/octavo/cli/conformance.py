@@ -42,7 +42,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Run the checks; 1 where one fails."""
     from octavo.errors import ConfigError
-    from octavo.testing.checks import checks
+    from octavo.testing.catalog import checks
     from octavo.testing.expectations import Expectations
     from octavo.testing.report import line, summary
     from octavo.testing.runner import conformance

@@ -19,6 +19,7 @@ COMMANDS = {
     "models": "which models are served, by which program",
     "info": "platforms, memory and which kernel serves each op, with reasons",
     "conformance": "whether a platform does what the contract asks",
+    "new-platform": "write a plugin to begin with",
 }
 
 EXAMPLES = """\

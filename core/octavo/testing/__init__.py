@@ -12,7 +12,7 @@ In a plugin's own tests:
 
     @pytest.mark.parametrize("check", checks(level=0), ids=str)
     def test_conformance(check: Check, bench: Bench) -> None:
-        check.run(bench)
+        check.test(bench)
 
 or, without a line of code, `pytest --octavo-platform=NAME`.
 """
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.testing.bench import Bench
-    from octavo.testing.checks import Check, checks
+    from octavo.testing.catalog import Check, checks
     from octavo.testing.outcome import CheckError, NotOfferedError
     from octavo.testing.runner import Report, conformance
 
@@ -31,11 +31,11 @@ __all__ = ["Bench", "Check", "CheckError", "NotOfferedError", "Report", "checks"
 # Resolved on first use: pytest loads the kit's plugin in every run, also in those that have nothing to do with it.
 _HOMES = {
     "Bench": "octavo.testing.bench",
-    "Check": "octavo.testing.checks",
+    "Check": "octavo.testing.catalog",
     "CheckError": "octavo.testing.outcome",
     "NotOfferedError": "octavo.testing.outcome",
     "Report": "octavo.testing.runner",
-    "checks": "octavo.testing.checks",
+    "checks": "octavo.testing.catalog",
     "conformance": "octavo.testing.runner",
 }
 

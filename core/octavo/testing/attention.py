@@ -145,13 +145,11 @@ def check_swaps(backend: AttentionBackend, spec: AttentionSpec, device: torch.de
 
 
 def check_bytes(backend: AttentionBackend, spec: AttentionSpec) -> None:
-    """`block_bytes` says what a block takes, and blocks come finite."""
+    """`block_bytes` says what a block takes."""
     said, cache = backend.block_bytes(spec), backend.allocate(spec, 4)
     require(type(said) is int and said > 0, f"block_bytes says {said!r}")
     held = sum(tensor.nbytes for tensor in cache.tensors)
     require(not held or held == 4 * said, f"block_bytes says {said}, and 4 blocks take {held} bytes")
-    finite = all(bool(torch.isfinite(tensor.cpu().float()).all()) for tensor in cache.tensors)
-    require(finite, "allocate hands out blocks that are not finite")
 
 
 def _attend_last(backend: AttentionBackend, sequences: Sequences, cache: KVCache, table: np.ndarray) -> None:

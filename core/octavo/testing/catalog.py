@@ -3,6 +3,7 @@
 Levels: 0 serves on the reference ops, 1 has attention and cache kernels of its own, 2 graphs, quantised weights, ranks.
 """
 
+import unittest
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,6 +13,7 @@ from octavo.testing import behaviour, claims, kernels
 from octavo.testing.bench import Bench
 from octavo.testing.cases_attention import SPECS
 from octavo.testing.cases_ops import DTYPES
+from octavo.testing.outcome import NotOfferedError
 
 __all__ = ["HIGHEST_LEVEL", "Check", "checks", "matching"]
 
@@ -39,6 +41,13 @@ class Check:
     def group(self) -> str:
         """The first part of the name."""
         return self.name.partition("/")[0]
+
+    def test(self, bench: Bench) -> None:
+        """Run it as a test of pytest's; what is not offered is skipped."""
+        try:
+            self.run(bench)
+        except NotOfferedError as error:
+            raise unittest.SkipTest(str(error)) from None
 
     def __str__(self) -> str:
         return self.name

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from octavo.errors import ConfigError
-from octavo.testing.checks import Check, checks, matching
+from octavo.testing.catalog import Check, checks, matching
 
 __all__ = ["Expectation", "Expectations"]
 

@@ -6,7 +6,7 @@ import pytest
 
 if TYPE_CHECKING:
     from octavo.testing.bench import Bench
-    from octavo.testing.checks import Check
+    from octavo.testing.catalog import Check
     from octavo.testing.expectations import Expectation
 
 __all__ = ["ConformanceItem"]
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         return
     from octavo.errors import OctavoError
     from octavo.testing.bench import Bench
-    from octavo.testing.checks import checks
+    from octavo.testing.catalog import checks
     from octavo.testing.expectations import Expectations
 
     path = config.getoption("octavo_expectations")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from octavo.contract import API_VERSION
 from octavo.hardware.text import one_line
 from octavo.testing.bench import Bench
-from octavo.testing.checks import HIGHEST_LEVEL, Check, checks
+from octavo.testing.catalog import HIGHEST_LEVEL, Check, checks
 from octavo.testing.expectations import Expectation, Expectations
 from octavo.testing.outcome import CheckError, NotOfferedError
 
