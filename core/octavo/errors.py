@@ -6,6 +6,7 @@ answers with its message; anything else that escapes is a fault of the engine an
 
 __all__ = [
     "ConfigError",
+    "EngineDeadError",
     "ModelError",
     "OctavoError",
     "PlatformError",
@@ -33,6 +34,10 @@ class UnsupportedError(ModelError):
 
 class PlatformError(OctavoError):
     """No platform can serve, a plugin is broken, or a platform refuses what is asked of it."""
+
+
+class EngineDeadError(OctavoError):
+    """The engine process is gone: for good, or each time it runs one request."""
 
 
 class RequestError(OctavoError):
