@@ -12,9 +12,10 @@ import pytest
 import torch
 from doubles.tiny_llm import Oracle, greedy, write_tiny_llm
 from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
 
 from octavo import LLM, EmbeddingOutput
-from octavo.errors import RequestError, UnsupportedError
+from octavo.errors import ModelError, RequestError, UnsupportedError
 from octavo.model.files import ModelFiles
 from octavo.model.sentence import own_pooling
 from octavo.pooling_params import PoolingParams
@@ -245,6 +246,32 @@ def test_poolings_of_gguf_files(tmp_path: Path, number: int | None, found: str |
     else:
         with pytest.raises(UnsupportedError, match="pooling_type 4; known are 0, 1, 2, 3"):
             own_pooling(model)
+
+
+# Other decoders
+
+
+def test_a_decoder_saved_without_its_head_embeds_and_generates_nothing(
+    tmp_path: Path, make_llm, oracle: Oracle
+) -> None:
+    write_tiny_llm(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    assert tensors.pop("lm_head.weight") is not None
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, path, {"format": "pt"})
+    llm = make_llm(tmp_path)
+    check(oracle, llm.embed(GOOD), "mean")
+    with pytest.raises(UnsupportedError, match="is a decoder saved without its head: it gives embeddings"):
+        llm.generate(GOOD)
+    save_file(tensors, path, {"format": "pt"})  # under its full names the head is missing
+    with pytest.raises(ModelError, match="tensor lm_head is missing"):
+        make_llm(tmp_path)
+
+
+def test_decoders_of_transformers_embed(tmp_path: Path, make_llm, oracle: Oracle) -> None:
+    llm = make_llm(model_impl="hf", max_num_batched_tokens=17)
+    for pooling in POOLINGS:
+        check(oracle, llm.embed(given([prompt(n, n) for n in (40, 1, 17)]), pooling), pooling)
 
 
 # The pool by itself

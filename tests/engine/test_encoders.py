@@ -263,6 +263,15 @@ def test_an_encoder_generates_nothing(bert: tuple[Path, Any], make: MakeEncoder,
     assert len(error) == 1 and error[0].startswith("octavo generate: error: ") and said in error[0]
 
 
+def test_info_says_who_runs_it(bert: tuple[Path, Any], capsys) -> None:
+    assert main(["info", "--model", str(bert[0]), "--num-threads", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "transformers' BertModel, whole prompts at once, for embeddings alone" in printed
+    assert main(["info", "--model", str(bert[0]), "--num-threads", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"]["settings"]["max_model_len"] == 66 and report["ops"] is None
+
+
 def test_what_its_settings_cannot_have(bert: tuple[Path, Any]) -> None:
     with pytest.raises(UnsupportedError, match="is an encoder, which runs through transformers: set model_impl to hf"):
         LLM(bert[0], model_impl="native")

@@ -140,11 +140,16 @@ def _with_model(registry: "Registry", config: "EngineConfig", platform: "Platfor
     from octavo.engine.terminal import progress_wanted
     from octavo.executor.local import LocalExecutor
     from octavo.model.describe import describe_model
+    from octavo.model.encoder import EncoderModel
     from octavo.model.files import resolve_model
 
     files = resolve_model(config.model.model, progress=progress_wanted())
     description = describe_model(files, config.model.max_model_len, config.model.model_impl)
     settled = settle(config, description, platform)
+    if isinstance(description, EncoderModel):
+        program = f"transformers' {description.class_name}, whole prompts at once, for embeddings alone"
+        model = f"{description.files.name} ({description.architecture})"
+        return {"model": {"model": model, "program": program, "settings": settled.flat()}}
     executor = LocalExecutor(settled, description, platform, registry)
     try:
         plan = executor.memory_plan

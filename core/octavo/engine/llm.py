@@ -20,7 +20,6 @@ from octavo.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutp
 from octavo.engine.terminal import progress_wanted
 from octavo.errors import RequestError, UnsupportedError, shown
 from octavo.executor.base import Executor
-from octavo.model.encoder import EncoderModel
 from octavo.model.sentence import own_pooling
 from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
@@ -285,11 +284,11 @@ class LLM:
         return priorities
 
     def _check_generates(self) -> None:
-        """An encoder's user learns at once that there is nothing to wait for."""
-        if isinstance(self.description, EncoderModel):
+        """Whoever waits for text of a model that has none to give learns it at once."""
+        if self.description.embeds_as:
             raise UnsupportedError(
-                f"{self.description.files.name} is an encoder ({self.description.architecture}): it gives embeddings "
-                "(LLM.embed) and generates no text"
+                f"{self.description.files.name} is {self.description.embeds_as}: it gives embeddings (LLM.embed) and "
+                "generates no text"
             )
 
     def _begin(self, request_id: str, wish: _Wish) -> None:

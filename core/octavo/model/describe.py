@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -23,8 +24,8 @@ from octavo.model.generation import read_generation, token_ids
 from octavo.model.gguf import GGUF_IGNORED, GGUF_NAMES, PERMUTED, GGUFCheckpoint
 from octavo.model.gguf_config import gguf_config
 from octavo.model.hf_describe import describe_hf
-from octavo.model.names import NameTable
-from octavo.model.slots import slots
+from octavo.model.names import SAVED_ALONE, NameTable
+from octavo.model.slots import Slot, slots
 from octavo.model.weights import dummy_weights, plan_weights, read_weights
 
 __all__ = ["ModelDescription", "describe_model", "describe_native", "load_weights"]
@@ -126,6 +127,9 @@ def _describe_folder(files: ModelFiles, max_model_len: int | None) -> NativeMode
     names = NameTable(family.names, family.ignored)
     checkpoint = open_folder(files.path, quantization) if any(files.path.glob("*.safetensors*")) else None
     num_parameters, dtype = None, c.get("dtype", c.get("torch_dtype"))
+    headless = checkpoint is not None and _is_headless(spec, names, checkpoint)
+    if headless:  # its head is never asked for, so it may be whatever is there
+        spec = replace(spec, tied_embeddings=True)
     if checkpoint:
         plan_weights(spec, names, checkpoint)
         num_parameters = sum(map(prod, checkpoint.shapes.values()))
@@ -139,8 +143,16 @@ def _describe_folder(files: ModelFiles, max_model_len: int | None) -> NativeMode
         **vars(read_generation(files.path, whole, values)),
         dtype=DTYPES.get(str(dtype).removeprefix("torch."), checkpoint.dtype if checkpoint else torch.float32),
         num_parameters=num_parameters,
+        embeds_as="a decoder saved without its head" if headless else "",
         quantization=quantization,
     )
+
+
+def _is_headless(spec: DecoderSpec, names: NameTable, checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is a decoder saved by itself, as embedding models are, less the head that it once had."""
+    root = names.root(checkpoint.shapes)
+    head = [checkpoint.weight(part) for option in names.options(Slot("head", ()), root) for part in option]
+    return not spec.tied_embeddings and root == SAVED_ALONE and not any(head)
 
 
 def _text_part(whole: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ class ModelDescription:
             repetition_penalty), those that it has.
         dtype: the checkpoint's; for quantised ones what to compute in.
         num_parameters: numbers in its checkpoint, or None where there are no weights (dummy ones can be made).
+        embeds_as: what it is where it can only embed ("an encoder"); empty where it generates.
 
     """
 
@@ -40,6 +41,7 @@ class ModelDescription:
     sampling_defaults: Mapping[str, Any]
     dtype: torch.dtype
     num_parameters: int | None
+    embeds_as: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

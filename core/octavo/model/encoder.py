@@ -98,6 +98,7 @@ def describe_encoder(files: ModelFiles) -> EncoderModel:
         **vars(read_generation(files.path, values)),
         dtype=dtype if isinstance(dtype, torch.dtype) else torch.float32,
         num_parameters=None,
+        embeds_as=f"an encoder ({config.model_type})",
         class_name=_model_class(config).__name__,
         pad_token_id=pad,
     )

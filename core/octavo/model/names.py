@@ -19,11 +19,12 @@ import torch
 
 from octavo.model.slots import Slot
 
-__all__ = ["REORDER", "NameTable", "Part", "bias_name", "weight_name"]
+__all__ = ["REORDER", "SAVED_ALONE", "NameTable", "Part", "bias_name", "weight_name"]
 
 # The roots under which a decoder's tensors may lie, as (what a table's names begin with, what stands there instead):
 # as they are, beside a vision tower (two generations of them), or a decoder saved without its head.
-ROOTS = (("", ""), ("", "language_model."), ("model.", "model.language_model."), ("model.", ""), ("transformer.", ""))
+SAVED_ALONE = ("model.", "")
+ROOTS = (("", ""), ("", "language_model."), ("model.", "model.language_model."), SAVED_ALONE, ("transformer.", ""))
 
 
 def _even_rows_first(rows: torch.Tensor, head_size: int) -> torch.Tensor:
