@@ -221,7 +221,8 @@ def _move_blocks(source: KVCache, target: KVCache, mapping: Sequence[tuple[int, 
     if not mapping:
         return
     _require_tensors(source)
-    pairs = torch.tensor(mapping, dtype=torch.int64)
+    from_blocks, to_blocks = torch.tensor(mapping, dtype=torch.int64).unbind(1)
+    from_blocks = from_blocks.to(source.tensors[0].device)
+    to_blocks = to_blocks.to(target.tensors[0].device)
     for from_, to in zip(source.tensors, target.tensors, strict=True):
-        moved = from_[pairs[:, 0].to(from_.device)]
-        to[pairs[:, 1].to(to.device)] = moved.to(to.device)
+        to[to_blocks] = from_[from_blocks].to(to.device)

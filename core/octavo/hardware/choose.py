@@ -129,7 +129,8 @@ def _named(registry: Registry, name: str) -> PlatformInfo:
 
 def _why(info: PlatformInfo, able: list[PlatformInfo], registry: Registry) -> str:
     if len(able) == 1:
-        return "the only one available"
+        others = any(other.available and other is not info for other in registry.platforms.values())
+        return "the only one that serves without being named" if others else "the only one available"
     if sum(other.priority == info.priority for other in able) > 1:
         return f"highest priority ({info.priority}), and {registry.plugin_of(info.name)} goes before what is built in"
     return f"highest priority ({info.priority}) of those available"

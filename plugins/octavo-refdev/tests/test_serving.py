@@ -107,6 +107,26 @@ def test_a_layer_of_experts_tells_the_host_once_who_was_chosen(
     assert device.counts["sync"] == 0
 
 
+def test_a_model_run_by_transformers(make_llm: MakeLLM, device: Device) -> None:
+    expected = tokens(make_llm("cpu", model_impl="hf"))
+    llm = make_llm("refdev", model_impl="hf")
+    device.counts.clear()
+    device.strict = True
+    assert tokens(llm) == expected
+    assert device.counts["to_host"] <= llm.stats.counts.num_steps
+    assert device.counts["sync"] == 0
+
+
+def test_embeddings(make_llm: MakeLLM, device: Device) -> None:
+    expected = [output.embedding for output in make_llm("cpu").embed(PROMPTS)]
+    llm = make_llm("refdev")
+    device.counts.clear()
+    device.strict = True
+    found = [output.embedding for output in llm.embed(PROMPTS)]
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    assert device.counts["to_host"] <= llm.stats.counts.num_steps
+
+
 def test_the_platform_is_made_once(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     make = RefdevPlatform.__init__

@@ -48,6 +48,11 @@ def test_the_only_one(install: Callable[..., Registry]) -> None:
     assert (choice.info.name, choice.reason) == ("host", "the only one available")
 
 
+def test_the_only_one_beside_those_that_wait_to_be_named(install: Callable[..., Registry]) -> None:
+    choice = choose(install({"host": {"distribution": "octavo"}, "shy": {"priority": -1}}))
+    assert (choice.info.name, choice.reason) == ("host", "the only one that serves without being named")
+
+
 def test_the_highest_priority_that_is_available(install: Callable[..., Registry]) -> None:
     registry = install(
         {
