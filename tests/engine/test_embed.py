@@ -179,6 +179,22 @@ def test_states_that_are_no_numbers_fail_alone(make_llm, oracle: Oracle, monkeyp
     assert (bad.error, bad.embedding) == ("the model gave hidden states that are not numbers", None)
 
 
+def test_what_ends_early_has_an_error(make_llm) -> None:
+    llm = make_llm(max_num_batched_tokens=17)
+    step = llm._engine.step
+
+    def aborted():
+        updates = step()
+        llm._engine.abort(["1"])
+        return updates
+
+    llm._engine.step = aborted
+    first, second = llm.embed(given([prompt(40), prompt(41)]))
+    assert first.error is None and first.embedding is not None
+    assert (second.error, second.embedding) == ("it was ended before all of the prompt was computed", None)
+    check_idle(llm)
+
+
 # What a model's files say
 
 

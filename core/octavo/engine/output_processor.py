@@ -136,15 +136,14 @@ class OutputProcessor:
 
     def _take_embedding(self, update: RequestUpdate) -> EmbeddingOutput:
         output = self._embeddings[update.request_id]
-        output.num_cached_tokens, output.error, output.finished = (
-            update.num_cached_tokens,
-            update.error,
-            update.is_finished,
-        )
-        if update.embedding is not None and update.error is None:
-            output.embedding = list(update.embedding)
-        if output.finished:
+        output.num_cached_tokens, output.error = update.num_cached_tokens, update.error
+        if update.is_finished:
             del self._embeddings[update.request_id]
+            output.finished = True
+            if update.embedding is not None and update.error is None:
+                output.embedding = list(update.embedding)
+            elif update.error is None:
+                output.error = "it was ended before all of the prompt was computed"
         return output
 
     def fail(self, request_id: str, message: str) -> Output | None:

@@ -342,3 +342,13 @@ def test_greedy_rows_are_picked_by_the_program_and_no_others() -> None:
     added = tuple(new(i, [i + 1], [i], params) for i, params in enumerate(kinds))
     run(executor, *(ScheduledSequence(i, 0, 1, sample_for=(i,)) for i in range(len(kinds))), new=added)
     assert asked == [[RowMode.GREEDY, RowMode.GREEDY, RowMode.LOGITS, RowMode.LOGITS, RowMode.LOGITS]]
+
+
+def test_a_program_without_hidden_states_fails_who_wants_them_alone() -> None:
+    executor = FakeExecutor()
+    wants = NewSequence(0, 0, PROMPT, len(PROMPT), GREEDY, frozenset(), [0, 1], pooled=range(len(PROMPT)))
+    items = [ScheduledSequence(0, 0, len(PROMPT)), ScheduledSequence(1, 0, len(PROMPT), sample_for=(1,))]
+    result = run(executor, *items, new=(wants, new(1, PROMPT, [2, 3])))
+    (failure,) = result.failures
+    assert failure.seq_id == 0 and "gives no hidden states to make embeddings of" in failure.message
+    assert result.token_ids == {1: fake_greedy(PROMPT, 1, VOCAB)[0]}
