@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from octavo.errors import ModelError, UnsupportedError
+from octavo.errors import ModelError, OctavoError, UnsupportedError
 from octavo.model.checkpoint import read_json
 from octavo.model.description import HfModel
 from octavo.model.files import ModelFiles
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 __all__ = ["causal_class", "describe_hf", "hf_config", "quiet"]
+
+STATEFUL_LAYERS = ("linear", "conv", "mamba", "recurrent")  # parts of the names of layer types
 
 
 def describe_hf(files: ModelFiles, max_model_len: int | None = None) -> HfModel:
@@ -130,16 +132,25 @@ def _refused(path: Path) -> Iterator[None]:
         yield
     except UnsupportedError as error:
         raise UnsupportedError(f"{path}: {error}") from error
+    except OctavoError:
+        raise
+    except Exception as error:  # foreign values in foreign code
+        text = " ".join(str(error).split())
+        raise UnsupportedError(f"{path}: transformers cannot say ({type(error).__name__}: {text[:200]})") from error
 
 
 def _refuse_class(cls: Any, config: "PretrainedConfig") -> None:
-    """What a class tells of itself that rules it out."""
+    """What a class or a config tells of itself that rules it out."""
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise UnsupportedError(f"weights quantised by {method}; transformers' models are read in float formats alone")
     if getattr(cls, "_is_stateful", False):
         raise UnsupportedError(f"{cls.__name__} keeps a recurrent state, and only keys and values are paged")
+    kinds = {str(kind) for kind in getattr(config.get_text_config(), "layer_types", None) or ()}
+    stateful = sorted(kind for kind in kinds if any(word in kind for word in STATEFUL_LAYERS))
+    if stateful:
+        raise UnsupportedError(f"layers of type {', '.join(stateful)} keep a state, and only keys and values are paged")
     if not cls._can_set_attn_implementation():
         raise UnsupportedError(f"{cls.__name__} does not call attention through transformers' attention interface")
     missing = {"position_ids", "inputs_embeds"} - set(signature(cls.forward).parameters)

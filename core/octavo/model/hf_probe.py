@@ -131,7 +131,11 @@ class _Call:
             asked: _Mask | None = getattr(self.mask, "octavo_mask", None)
             if asked is None:
                 raise UnsupportedError(f"{self.module} makes its own mask of attention")
-            if not asked.is_causal(self.attention.window, max_model_len):
+            try:
+                is_causal = asked.is_causal(self.attention.window, max_model_len)
+            except Exception as error:  # it reads tensors that have no content here
+                raise UnsupportedError(f"{self.module} has a mask that depends on more than positions") from error
+            if not is_causal:
                 window = self.attention.window
                 shape = "no window" if window is None else f"a window of {window}"
                 raise UnsupportedError(f"{self.module} has a mask that is not causal with {shape}")
