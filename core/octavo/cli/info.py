@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.cli.options import Formatter, add_settings, settings_of
 from octavo.errors import OctavoError
@@ -12,13 +13,15 @@ if TYPE_CHECKING:
     import torch
 
     from octavo.config import EngineConfig
-    from octavo.contract import AttentionSpec, OpSignature, Platform, Support
+    from octavo.contract import AttentionSpec, OpSignature, Platform, PlatformInfo, Support
     from octavo.hardware.registry import Registry
     from octavo.hardware.resolve import Manifest
 
 __all__ = ["add_parser", "run"]
 
 HANG_SECONDS = 4.0
+
+T = TypeVar("T")
 
 EXAMPLES = """\
 examples:
@@ -84,7 +87,7 @@ def gather(config: "EngineConfig", *, with_model: bool, timeout: float = HANG_SE
         **dict.fromkeys(("problems", "chosen", "error", "capabilities", "diagnostics", "memory", "model", "ops")),
     }
     try:
-        _fill(report, registry, config, with_model)
+        _fill(report, registry, config, with_model, timeout)
     except OctavoError as error:
         report["error"] = str(error)
     report["problems"] = [dict(vars(problem)) for problem in registry.problems]
@@ -107,14 +110,17 @@ def _platforms(registry: "Registry") -> list[dict[str, Any]]:
     ]
 
 
-def _fill(report: dict[str, Any], registry: "Registry", config: "EngineConfig", with_model: bool) -> None:
+def _fill(
+    report: dict[str, Any], registry: "Registry", config: "EngineConfig", with_model: bool, timeout: float
+) -> None:
     """What the chosen platform says of itself, or of a model on it, as far as it comes."""
     from octavo.hardware.choose import choose, create_platform, portable_ops
 
     name = config.platform.platform
     choice = choose(registry, name)
     report["chosen"] = {"name": choice.info.name, "reason": choice.reason}
-    platform = create_platform(choice.info, config.platform.device)
+    device = config.platform.device
+    platform = _asked(registry, choice.info, "create", timeout, lambda: create_platform(choice.info, device))
     if config.platform.num_threads is not None:
         platform.set_num_threads(config.platform.num_threads)
     shared = portable_ops(registry, platform, name)
@@ -127,11 +133,48 @@ def _fill(report: dict[str, Any], registry: "Registry", config: "EngineConfig", 
         return
     from octavo.hardware.resolve import OpResolver
 
-    resolver = OpResolver(platform, shared)
+    resolver = _asked(registry, choice.info, "its offers", timeout, lambda: OpResolver(platform, shared))
+    _try_out(registry, choice.info, platform, timeout)
     resolver.resolve_attention(example_attention(platform))
     for signature in example_signatures(platform):
         resolver.resolve(signature)
     report["ops"] = _ops(resolver.manifest, resolver.manifest.row_invariant)
+
+
+def _asked(registry: "Registry", info: "PlatformInfo", hook: str, timeout: float, ask: Callable[[], T]) -> T:
+    """What a platform answers; where it fails, its plugin is named too."""
+    from octavo.errors import PlatformError
+    from octavo.hardware.watchdog import Watchdog
+
+    plugin = registry.plugin_of(info.name)
+    try:
+        return Watchdog(timeout, exit_on_hang=True).call(f"plugin {plugin} in {hook}", ask)
+    except PlatformError as error:
+        _blame(registry, info, hook, str(error))
+        raise
+
+
+def _try_out(registry: "Registry", info: "PlatformInfo", platform: "Platform", timeout: float) -> None:
+    """Whoever says yes to a small case and fails on it is a broken plugin's."""
+    from octavo.testing.trial import lies_of_attention, lies_of_ops
+
+    def try_ops() -> list[str]:
+        return list(lies_of_ops(platform, platform.ops()))
+
+    def try_attention() -> list[str]:
+        return list(lies_of_attention(platform, platform.attention_backends()))
+
+    for hook, attempt in (("ops", try_ops), ("attention_backends", try_attention)):
+        for lie in _asked(registry, info, hook, timeout, attempt):
+            _blame(registry, info, hook, lie)
+
+
+def _blame(registry: "Registry", info: "PlatformInfo", hook: str, reason: str) -> None:
+    from octavo.hardware.registry import Problem
+
+    plugin = registry.plugin_of(info.name)
+    origin = f"{plugin.distribution} {plugin.version}"
+    registry.problems.append(Problem(plugin.name, origin, hook, " ".join(reason.split())))
 
 
 def _with_model(registry: "Registry", config: "EngineConfig", platform: "Platform") -> dict[str, Any]:

@@ -24,6 +24,7 @@ from octavo.contract.platform import (
     MemoryInfo,
     Platform,
     PlatformInfo,
+    Shard,
 )
 from octavo.contract.program import Program, RowMode, Rows, StepBatch, StepHandle, StepOutput
 from octavo.contract.spec import (
@@ -86,6 +87,7 @@ __all__ = [
     "RotaryEmbedding",
     "RowMode",
     "Rows",
+    "Shard",
     "SharedExpert",
     "StepBatch",
     "StepHandle",

@@ -13,7 +13,7 @@ from octavo.contract.ops import OpImpl
 from octavo.contract.program import Program
 from octavo.contract.spec import DecoderSpec
 
-__all__ = ["Capabilities", "CompileRequest", "MemoryInfo", "Platform", "PlatformInfo"]
+__all__ = ["Capabilities", "CompileRequest", "MemoryInfo", "Platform", "PlatformInfo", "Shard"]
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,34 @@ class MemoryInfo:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """Which part of a model a device holds: of each layer the slice `rank`, of the layers those of `stage`.
+
+    Attributes:
+        rank, num_ranks: heads, MLP columns and vocabulary are cut evenly over the ranks.
+        stage, num_stages: the layers are cut in order; a stage before the last yields `StepOutput.hidden_out`, one
+            after the first gets `StepBatch.hidden_in`.
+
+    """
+
+    rank: int = 0
+    num_ranks: int = 1
+    stage: int = 0
+    num_stages: int = 1
+
+
+@dataclass(frozen=True)
 class CompileRequest:
     """What `Platform.compile` gets.
 
     Attributes:
-        spec: the decoder.
-        weights: slot name ("embedding", "layers.3.attn.qkv", ...) to tensor, as the weight table filled it.
+        spec: the decoder, whole.
+        weights: slot name ("embedding", "layers.3.attn.qkv", ...) to tensor, as the weight table filled it; those of
+            the shard alone.
         dtype: of activations.
         attention: the spec of each KV group; the caches come later, through `Program.bind`.
         max_tokens, max_rows: the largest step.
+        shard: the part of the model that the program is for.
 
     """
 
@@ -73,6 +92,7 @@ class CompileRequest:
     attention: Sequence[AttentionSpec]
     max_tokens: int
     max_rows: int
+    shard: Shard = Shard()
 
 
 class Platform(ABC):
