@@ -9,9 +9,12 @@ Storage of a layer is a key tensor [num_blocks, block_size, num_kv_heads, head_s
 [num_blocks, block_size, num_kv_heads, value_size]; with a latent spec the key tensor alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -98,9 +101,12 @@ class ReferenceAttention(AttentionBackend):
         return _allocate(spec, num_blocks, None)
 
     def plan(self, cache: KVCache, batch: AttentionBatch) -> _Plan:
-        """Cut each row into tiles and look up the slots of what it sees."""
+        """Cut each row into tiles and look up the slots of what it sees. Two copies bring it all to the device."""
         spec = cache.spec
-        tiles: list[_Tile] = []
+        spans: list[tuple[slice, slice, slice, slice]] = []  # of each tile: tokens, queries, slots, keys
+        slots: list[npt.NDArray[np.int64]] = []  # of what each row sees
+        num_slots = 0
+        hidden: list[npt.NDArray[np.bool_]] = []
         for row in range(batch.num_rows):
             first, last = int(batch.query_start_loc_host[row]), int(batch.query_start_loc_host[row + 1])
             seq_len = int(batch.seq_lens_host[row])
@@ -110,25 +116,31 @@ class ReferenceAttention(AttentionBackend):
             seen_from = _first_visible(start, spec.window)
             positions = np.arange(seen_from, seq_len)
             blocks = batch.block_table_host[row, positions // spec.block_size].astype(np.int64)
-            slots = torch.from_numpy(blocks * spec.block_size + positions % spec.block_size).to(self.device)
+            slots.append(blocks * spec.block_size + positions % spec.block_size)
+            at = num_slots - seen_from  # a position's place among the slots of all rows
+            num_slots += len(positions)
             for tile_start in range(start // TILE * TILE, seq_len, TILE):
                 low, high = max(start, tile_start), min(seq_len, tile_start + TILE)
                 visible = _first_visible(low, spec.window)
                 span_start = _first_visible(tile_start, spec.window) // TILE * TILE
-                tiles.append(
-                    _Tile(
-                        tokens=slice(first + low - start, first + high - start),
-                        queries=slice(low - tile_start, high - tile_start),
-                        slots=slots[visible - seen_from : high - seen_from],
-                        keys=slice(visible - span_start, high - span_start),
-                        hidden=_hidden(tile_start, span_start, spec.window).to(self.device),
-                    )
-                )
+                tokens = slice(first + low - start, first + high - start)
+                queries = slice(low - tile_start, high - tile_start)
+                keys = slice(visible - span_start, high - span_start)
+                spans.append((tokens, queries, slice(at + visible, at + high), keys))
+                hidden.append(_hidden(tile_start, span_start, spec.window))
         kept = np.flatnonzero(batch.slot_mapping_host >= 0)
-        write_slots = torch.from_numpy(batch.slot_mapping_host[kept].astype(np.int64)).to(self.device)
-        all_kept = len(kept) == batch.num_tokens
-        write_tokens = slice(None) if all_kept else torch.from_numpy(kept).to(self.device)
-        return _Plan(cache, tuple(tiles), write_tokens, write_slots)
+        kept_slots = batch.slot_mapping_host[kept].astype(np.int64)
+        seen, write_slots, written = self._upload([*slots, kept_slots, kept], [num_slots, len(kept), len(kept)])
+        masks = self._upload([mask.reshape(-1) for mask in hidden], [mask.size for mask in hidden])
+        tiles = tuple(
+            _Tile(tokens, queries, seen[places], keys, mask.view(TILE, -1))
+            for (tokens, queries, places, keys), mask in zip(spans, masks, strict=True)
+        )
+        return _Plan(cache, tiles, slice(None) if len(kept) == batch.num_tokens else written, write_slots)
+
+    def _upload(self, parts: Sequence[npt.NDArray[Any]], sizes: list[int]) -> Sequence[torch.Tensor]:
+        """Arrays of one dtype on the device, by one copy, cut anew into `sizes`."""
+        return torch.split(torch.from_numpy(np.concatenate(parts)).to(self.device), sizes) if parts else ()
 
     def write(self, plan: _Plan, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Scatter by slot."""
@@ -175,14 +187,14 @@ def _first_visible(position: int, window: int | None) -> int:
     return 0 if window is None else max(0, position + 1 - window)
 
 
-def _hidden(tile_start: int, span_start: int, window: int | None) -> torch.Tensor:
+def _hidden(tile_start: int, span_start: int, window: int | None) -> npt.NDArray[np.bool_]:
     """[TILE, span] bool: later keys, and those that have left the window."""
     queries = np.arange(tile_start, tile_start + TILE)[:, None]
     keys = np.arange(span_start, tile_start + TILE)[None, :]
-    hidden = keys > queries
+    hidden: npt.NDArray[np.bool_] = keys > queries
     if window is not None:
         hidden |= keys <= queries - window
-    return torch.from_numpy(hidden)
+    return hidden
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:

@@ -95,6 +95,14 @@ def test_a_step_brings_one_copy_back_and_waits_for_nothing_else(make_llm: MakeLL
     assert device.counts["sync"] == 0
 
 
+@pytest.mark.parametrize("num_prompts", [1, 9])
+def test_copies_to_the_device_are_as_few_in_a_large_batch(make_llm: MakeLLM, device: Device, num_prompts: int) -> None:
+    llm = make_llm("refdev")
+    device.counts.clear()
+    tokens(llm, prompts=[[i, *PROMPTS[0]] for i in range(num_prompts)])
+    assert device.counts["to_device"] <= 12 * llm.stats.counts.num_steps
+
+
 def test_a_layer_of_experts_tells_the_host_once_who_was_chosen(
     make_llm: MakeLLM, tiny_mixtral: Path, device: Device
 ) -> None:
