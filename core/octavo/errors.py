@@ -11,6 +11,7 @@ __all__ = [
     "OctavoError",
     "PlatformError",
     "RequestError",
+    "RequestFailedError",
     "UnsupportedError",
     "shown",
 ]
@@ -37,7 +38,7 @@ class PlatformError(OctavoError):
 
 
 class EngineDeadError(OctavoError):
-    """The engine process is gone: for good, or each time it runs one request."""
+    """The engine process is gone for good."""
 
 
 class RequestError(OctavoError):
@@ -49,6 +50,10 @@ class RequestError(OctavoError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class RequestFailedError(OctavoError):
+    """A request that was in order failed while it ran, alone; the message says how far that is known."""
 
 
 def shown(value: object, length: int = 80) -> str:

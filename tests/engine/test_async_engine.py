@@ -15,7 +15,7 @@ from doubles.tiny_llm import greedy
 
 from octavo import LLM, EngineConfig, RequestOutput, SamplingParams
 from octavo.engine.async_engine import AsyncEngine
-from octavo.errors import ConfigError, EngineDeadError, RequestError
+from octavo.errors import ConfigError, EngineDeadError, RequestError, RequestFailedError
 
 Prompt = list[int]
 PROMPTS: list[Prompt] = [[4 + (7 * i + 3 * j) % 250 for j in range(5 + 11 * i)] for i in range(6)]
@@ -130,7 +130,7 @@ def test_a_request_that_kills_twice_is_failed_and_the_others_go_on(tiny_folder: 
                 os.kill(engine.pid, signal.SIGKILL)
                 await when(lambda: engine.state == "restarting" or bad.done())
             await asyncio.sleep(0)
-        with pytest.raises(EngineDeadError, match="died 2 times while it ran this request"):
+        with pytest.raises(RequestFailedError, match="died 2 times while it ran this request"):
             await bad
         outputs = await asyncio.gather(*tasks)
         assert [tokens(output) for output in outputs] == expected

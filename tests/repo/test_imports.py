@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("scheduler",),
     ("executor",),
     ("engine",),
-    ("testing",),
+    ("testing", "server"),
     ("cli",),
 )
 HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}

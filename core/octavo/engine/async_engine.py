@@ -9,17 +9,18 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
 from octavo import errors
 from octavo.config import EngineConfig
 from octavo.engine.assembly import describe, tokenizer_of
-from octavo.engine.inputs import Conversation, Inputs, Prompt, TokenizedPrompt
-from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.inputs import NO_OUTPUT, Conversation, Inputs, Prompt, TokenizedPrompt
+from octavo.engine.output_processor import Output, OutputProcessor
+from octavo.engine.outputs import EmbeddingOutput, RequestOutput
 from octavo.engine.supervisor import EngineProcess
 from octavo.engine.wire import (
     Abort,
@@ -33,7 +34,9 @@ from octavo.engine.wire import (
     ResetPrefixCache,
     WireStats,
 )
-from octavo.errors import EngineDeadError, OctavoError, RequestError
+from octavo.errors import EngineDeadError, OctavoError, RequestError, RequestFailedError, UnsupportedError
+from octavo.model.sentence import own_pooling
+from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import RequestUpdate
 
@@ -58,7 +61,7 @@ class _Live:
     finished: set[int] = field(default_factory=set)
     num_prompt_logprobs: int = 0
     num_deaths: int = 0
-    latest: RequestOutput | None = None
+    latest: Output | None = None
     error: OctavoError | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -157,14 +160,17 @@ class AsyncEngine:
 
     # Requests
 
-    async def tokenize(self, prompt: Prompt | Conversation) -> TokenizedPrompt:
+    async def tokenize(self, prompt: Prompt | Conversation, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """The token ids of a prompt, computed off the event loop.
+
+        `add_special_tokens` is for texts: ids are taken as they are, a conversation says itself.
 
         Raises:
             RequestError: it cannot be served.
 
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._inputs.tokenize, prompt)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._inputs.tokenize, prompt, add_special_tokens)
 
     async def generate(
         self,
@@ -173,16 +179,62 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        salt: bytes = b"",
     ) -> AsyncIterator[RequestOutput]:
         """Complete one prompt, yielding the output as it grows (the same object each time, `delta` renewed).
 
-        Whoever stops listening ends the request.
+        Whoever stops listening ends the request. Requests of different `salt` never share cached prefixes.
 
         Raises:
-            RequestError: it cannot be served, or it failed.
+            RequestError: it cannot be served.
+            RequestFailedError: it failed while it ran, or the engine died each time that it ran.
+            UnsupportedError: the model generates no text.
             EngineDeadError: the engine has ended for good.
 
         """
+        if self.description.embeds_as:
+            raise UnsupportedError(
+                f"{self.description.files.name} is {self.description.embeds_as}: it generates no text"
+            )
+        num_told: dict[int, int] = {}
+        async with aclosing(self._run(prompt, params, request_id, priority, salt)) as outputs:
+            async for output in outputs:
+                assert isinstance(output, RequestOutput)
+                for sample in output.outputs:
+                    sample.delta = sample.text[num_told.get(sample.index, 0) :]
+                    num_told[sample.index] = len(sample.text)
+                yield output
+
+    async def embed(
+        self,
+        prompt: Prompt | TokenizedPrompt,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        salt: bytes = b"",
+    ) -> EmbeddingOutput:
+        """Turn one prompt into a vector by its final hidden states; as `LLM.embed`, with the errors of `generate`."""
+        own = own_pooling(self.description.files)
+        wanted = PoolingParams(pooling or own or "mean", normalize)
+        async with aclosing(self._run(prompt, NO_OUTPUT, request_id, priority, salt, wanted)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    assert isinstance(output, EmbeddingOutput)
+                    return output
+        raise RequestFailedError("the request ended without an embedding")
+
+    async def _run(
+        self,
+        prompt: Prompt | Conversation | TokenizedPrompt,
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        salt: bytes,
+        pooling: PoolingParams | None = None,
+    ) -> AsyncGenerator[Output]:
+        """A request from its admission to its end, whatever it asks for."""
         tokenized = prompt if isinstance(prompt, TokenizedPrompt) else await self.tokenize(prompt)
         completed = self._inputs.complete(params)
         number = next(self._numbers)
@@ -191,12 +243,13 @@ class AsyncEngine:
             raise RequestError(f"a request with id {request_id!r} is under way", "request_id")
         if self._state in ("dead", "stopped"):
             raise self._gone()
-        message = AddRequest(
-            request_id, number, tokenized.token_ids, completed, sorted(self.description.eos_token_ids), priority
-        )
+        eos_token_ids = sorted(self.description.eos_token_ids)
+        message = AddRequest(request_id, number, tokenized.token_ids, completed, eos_token_ids, priority, salt, pooling)
         live = self._live[request_id] = _Live(number, message, {i: [] for i in range(completed.n)})
-        self._outputs.add(request_id, tokenized, completed)
-        num_told: dict[int, int] = {}
+        if pooling is None:
+            self._outputs.add(request_id, tokenized, completed)
+        else:
+            self._outputs.add_embedding(request_id, tokenized)
         try:
             if self._state == "ready" and self._process is not None:
                 await self._process.send(message)
@@ -205,13 +258,9 @@ class AsyncEngine:
                 live.news.clear()
                 if live.error is not None:
                     raise live.error
-                output = live.latest
-                assert output is not None
-                for sample in output.outputs:
-                    sample.delta = sample.text[num_told.get(sample.index, 0) :]
-                    num_told[sample.index] = len(sample.text)
-                yield output
-                if output.finished:
+                assert live.latest is not None
+                yield live.latest
+                if live.latest.finished:
                     return
         finally:
             self._outputs.drop(request_id)
@@ -273,7 +322,8 @@ class AsyncEngine:
         for live in [live for live in self._live.values() if live.number in fatal]:
             live.num_deaths += 1
             if live.num_deaths >= MAX_DEATHS_OF_REQUEST:
-                self._fail(live, f"the engine died {live.num_deaths} times while it ran this request: {reason}")
+                how_often = f"the engine died {live.num_deaths} times while it ran this request"
+                self._fail(live, RequestFailedError(f"{how_often}: {reason}"))
         recent = [who for _, who in self._deaths[-MAX_UNEXPLAINED_DEATHS:]]
         unexplained = len(recent) == MAX_UNEXPLAINED_DEATHS and not frozenset.intersection(*recent)
         if unexplained or (not was_ready and len(self._deaths) > 1):
@@ -332,15 +382,15 @@ class AsyncEngine:
             output, stopped = self._outputs.take(update)
         except Exception as error:  # a fault of ours in one request's text is no reason to end the others
             logger.exception("the output of request %s failed", update.request_id)
-            self._fail(live, f"its output failed: {error}"[:500])
+            self._fail(live, RequestFailedError(f"its output failed: {error}"[:500]))
             await self._send(Abort([update.request_id]))
             return
         for index in stopped:
             live.finished.add(index)
             await self._send(FinishSample(update.request_id, index))
         if update.error is not None:
-            live.error = RequestError(update.error)
-        if isinstance(output, RequestOutput):
+            live.error = RequestFailedError(update.error)
+        if output is not None:
             live.latest = output
             live.news.set()
 
@@ -366,12 +416,12 @@ class AsyncEngine:
                 )
             )
 
-    def _fail(self, live: _Live, reason: str) -> None:
-        logger.warning("request %s failed: %s", live.message.request_id, reason)
-        live.error = EngineDeadError(reason)
+    def _fail(self, live: _Live, error: OctavoError) -> None:
+        logger.warning("request %s failed: %s", live.message.request_id, error)
+        live.error = error
         live.news.set()
         self._live.pop(live.message.request_id, None)
 
     def _fail_all(self, reason: str) -> None:
         for live in list(self._live.values()):
-            self._fail(live, reason)
+            self._fail(live, EngineDeadError(reason))

@@ -9,20 +9,38 @@ from octavo.errors import RequestError, shown
 from octavo.sampling_params import SamplingParams
 from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["Conversation", "Inputs", "Message", "Prompt", "TokenizedPrompt", "as_conversations", "as_prompts"]
+__all__ = [
+    "NO_OUTPUT",
+    "Conversation",
+    "Inputs",
+    "Message",
+    "Prompt",
+    "TokenizedPrompt",
+    "as_conversations",
+    "as_prompts",
+]
 
 Message: TypeAlias = Mapping[str, Any]
 TokenIds: TypeAlias = Sequence[int]
 Prompt: TypeAlias = str | TokenIds | Mapping[str, Any]
 
+NO_OUTPUT = SamplingParams(temperature=0, max_tokens=0, detokenize=False)  # of a prompt that is only embedded
+
 
 @dataclass(frozen=True)
 class Conversation:
-    """A prompt that the model's chat template writes."""
+    """A prompt that the model's chat template writes; see `ChatTemplate.render`.
+
+    `add_special_tokens` puts the tokenizer's own around what the template wrote, which most templates did already.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    add_special_tokens: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,19 +76,26 @@ class Inputs:
         self._num_ids = min(tokenizer.vocab_size, vocab_size)
         self._seeds = random.Random(seed)
 
-    def tokenize(self, prompt: Prompt | Conversation) -> TokenizedPrompt:
+    def tokenize(self, prompt: Prompt | Conversation, add_special_tokens: bool = True) -> TokenizedPrompt:
         """The token ids of a conversation, a text, ids as they are, {"prompt": ...} or {"prompt_token_ids": ...}."""
         if not isinstance(prompt, Conversation):
-            return self._tokenize(prompt)
-        return TokenizedPrompt(
-            self._tokenizer.encode_chat(
-                prompt.messages, tools=prompt.tools, add_generation_prompt=prompt.add_generation_prompt
-            )
+            return self._tokenize(prompt, add_special_tokens)
+        text = self._tokenizer.render_chat(
+            prompt.messages,
+            tools=prompt.tools,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            chat_template=prompt.chat_template,
+            chat_template_kwargs=prompt.chat_template_kwargs,
         )
+        token_ids = self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
+        if not token_ids:
+            raise RequestError("the chat template makes an empty prompt of these messages", "messages")
+        return TokenizedPrompt(token_ids)
 
-    def _tokenize(self, prompt: Prompt) -> TokenizedPrompt:
+    def _tokenize(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
         if isinstance(prompt, str):
-            token_ids = self._tokenizer.encode(prompt)
+            token_ids = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             if not token_ids:
                 raise RequestError("the prompt is empty, and this model has no token to begin from", "prompt")
             return TokenizedPrompt(token_ids, prompt)
@@ -81,7 +106,7 @@ class Inputs:
                 raise RequestError(
                     f"a prompt mapping has 'prompt' or 'prompt_token_ids', got {keys or 'nothing'}", "prompt"
                 )
-            return self._tokenize(inner[0])
+            return self._tokenize(inner[0], add_special_tokens)
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise RequestError(f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}", "prompt")
         if not prompt:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from octavo.config import EngineConfig
 from octavo.engine.assembly import load_engine, prepare
-from octavo.engine.inputs import Conversation, Inputs, Message, Prompt, as_conversations, as_prompts
+from octavo.engine.inputs import NO_OUTPUT, Conversation, Inputs, Message, Prompt, as_conversations, as_prompts
 from octavo.engine.loop import EngineCore, EngineStats
 from octavo.engine.output_processor import Output, OutputProcessor
 from octavo.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
@@ -28,8 +28,6 @@ from octavo.scheduler.request import Request
 __all__ = ["LLM"]
 
 logger = logging.getLogger(__name__)
-
-NO_OUTPUT = SamplingParams(temperature=0, max_tokens=0, detokenize=False)  # of a prompt that is only embedded
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,82 @@
+"""The application: endpoints, what stands before them, and what becomes of errors."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo import __version__
+from octavo.engine.async_engine import AsyncEngine
+from octavo.errors import OctavoError
+from octavo.server import chat, completions, status
+from octavo.server.body import UnknownFields
+from octavo.server.errors import ApiError, as_api_error, error_response, not_found
+from octavo.server.middleware import ApiKeys, RequestIds
+from octavo.server.options import ServerOptions
+from octavo.server.service import Service
+from octavo.server.streaming import CLIENT_LEFT, ClientLeftError
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger(__name__)
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
+    ("POST", "/v1/completions", completions.create_completion),
+    ("POST", "/v1/chat/completions", chat.create_chat_completion),
+    ("GET", "/v1/models", status.list_models),
+    ("GET", "/v1/models/{name:path}", status.retrieve_model),
+    ("GET", "/health", status.health),
+    ("GET", "/ping", status.ping),
+    ("POST", "/ping", status.ping),
+    ("GET", "/version", status.version),
+    ("GET", "/load", status.load),
+)
+
+
+def create_app(engine: AsyncEngine, options: ServerOptions) -> FastAPI:
+    """The application over an engine, which may still be loading: until it is ready, requests get 503.
+
+    `app.state.service` is what endpoints use. The engine is the caller's to stop.
+    """
+    app = FastAPI(title="Octavo", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = Service(engine, options)
+    app.state.unknown_fields = UnknownFields()
+    for method, path, endpoint in ROUTES:
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    for kind in (ApiError, OctavoError, ClientLeftError, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, _on_error)
+    if options.api_keys:
+        app.add_middleware(ApiKeys, keys=options.api_keys)
+    app.add_middleware(RequestIds)
+    if options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(options.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientLeftError | ClientDisconnect):
+        logger.info("%s: the client left (%d)", request.url.path, CLIENT_LEFT)
+        return Response(status_code=CLIENT_LEFT)
+    known = as_api_error(error)
+    if known is None:  # logged with its traceback by whoever called this
+        known = ApiError(500, "this request failed by a fault of the server")
+    return error_response(known)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Of the framework: no such path, or no such method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        paths = sorted({route.path for route in request.app.routes if isinstance(route, Route)})
+        return error_response(not_found(f"no such path; there are {', '.join(paths)}"))
+    return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))

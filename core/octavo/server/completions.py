@@ -1,0 +1,236 @@
+"""POST /v1/completions: prompts of every form continued, echoed and scored.
+
+The choices of prompt i are i * n to i * n + n - 1. Offsets of tokens count from the beginning of the returned text.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.inputs import Prompt, TokenizedPrompt
+from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.errors import shown
+from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.server.body import parse_body
+from octavo.server.errors import ApiError, unsupported
+from octavo.server.logprobs import CompletionLogprobs, prompt_logprobs
+from octavo.server.protocol import CompletionRequest, PromptField
+from octavo.server.sampling import check_served, sampling_params
+from octavo.server.service import Caller, Service, usage_of
+from octavo.server.streaming import DONE, EventStream, event, merged, while_connected
+
+__all__ = ["create_completion", "prompts_of"]
+
+MAX_PROMPTS = 2048  # of one request
+DEFAULT_MAX_TOKENS = 16
+
+
+async def create_completion(request: Request) -> Response:
+    """Answer a request, streaming or whole."""
+    service: Service = request.app.state.service
+    body = await parse_body(request, CompletionRequest)
+    service.check(body.model)
+    work = await while_connected(request, _prepare(service, request, body))
+    if body.stream:
+        return EventStream(work.stream(), work.caller.request_id)
+    answer = await while_connected(request, work.whole())
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def prompts_of(field: PromptField | None, name: str = "prompt") -> list[Prompt]:
+    """One prompt or many: a text, token ids, a list of texts or of lists of token ids.
+
+    Raises:
+        ApiError: there is none, or it is of no such form.
+
+    """
+    if field is None:
+        raise ApiError(400, f"{name} is missing", name)
+    if isinstance(field, str):
+        return [field]
+    if not field:
+        raise ApiError(400, f"{name} is empty; at least one token is needed", name)
+    if len({type(item) for item in field}) > 1:
+        raise ApiError(400, f"{name} mixes texts, token ids and lists; give one kind", name)
+    if isinstance(field[0], int):
+        return [field]  # type: ignore[list-item]
+    if len(field) > MAX_PROMPTS:
+        raise ApiError(400, f"{name} holds {len(field)} prompts; at most {MAX_PROMPTS} are taken at once", name)
+    return list(field)  # type: ignore[arg-type]
+
+
+async def _prepare(service: Service, request: Request, body: CompletionRequest) -> "_Completion":
+    check_served(body)
+    if body.suffix:
+        raise unsupported("suffix", "is not served: text is continued at its end alone")
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
+        raise ApiError(400, f"logprobs must be from 0 to {MAX_LOGPROBS}, got {shown(body.logprobs)}", "logprobs")
+    recommended = service.engine.description.sampling_defaults
+    max_tokens = recommended.get("max_tokens", DEFAULT_MAX_TOKENS) if body.max_tokens is None else body.max_tokens
+    params = sampling_params(body, recommended, max_tokens=max_tokens, logprobs=body.logprobs)
+    if body.echo and body.logprobs is not None:
+        params = params.but(prompt_logprobs=max(body.logprobs, params.prompt_logprobs or 0))
+    prompts = [
+        await service.tokenize(
+            prompt,
+            add_special_tokens=body.add_special_tokens is not False,
+            truncate=body.truncate_prompt_tokens,
+            side=body.truncation_side,
+            num_output=max_tokens,
+        )
+        for prompt in prompts_of(body.prompt)
+    ]
+    texts = [""] * len(prompts)
+    if body.echo:
+        texts = await asyncio.to_thread(lambda: [_text_of(service, prompt) for prompt in prompts])
+    caller = Caller.of(request, "cmpl", body.request_id)
+    return _Completion(service, body, params, prompts, texts, caller)
+
+
+def _text_of(service: Service, prompt: TokenizedPrompt) -> str:
+    if prompt.text is not None:
+        return prompt.text
+    return service.engine.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
+
+@dataclass
+class _Choice:
+    """How far one sample has been told, and its logprobs."""
+
+    index: int
+    logprobs: CompletionLogprobs | None
+    num_chars: int = 0
+    num_tokens: int = 0
+    is_echoed: bool = False
+    is_ended: bool = False
+
+
+class _Completion:
+    """One request under way: its prompts, and what its answer is made of."""
+
+    def __init__(
+        self,
+        service: Service,
+        body: CompletionRequest,
+        params: SamplingParams,
+        prompts: Sequence[TokenizedPrompt],
+        texts: Sequence[str],
+        caller: Caller,
+    ) -> None:
+        self.caller = caller
+        self._service = service
+        self._body = body
+        self._params = params
+        self._prompts = prompts
+        self._texts = texts
+        self._choices = [
+            [_Choice(i * params.n + j, self._logprobs_of(prompt)) for j in range(params.n)]
+            for i, prompt in enumerate(prompts)
+        ]
+        self._head = {
+            "id": caller.request_id,
+            "object": "text_completion",
+            "created": caller.created,
+            "model": service.model,
+        }
+
+    def _logprobs_of(self, prompt: TokenizedPrompt) -> CompletionLogprobs | None:
+        if self._body.logprobs is None:
+            return None
+        return CompletionLogprobs(
+            self._service.engine.tokenizer,
+            [] if self._body.echo else prompt.token_ids,
+            skip_special_tokens=self._params.skip_special_tokens,
+            as_token_ids=bool(self._body.return_tokens_as_token_ids),
+        )
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one."""
+        latest = await self._last_outputs()
+        choices = []
+        for place, output in enumerate(latest):
+            for choice, sample in zip(self._choices[place], output.outputs, strict=True):
+                piece = self._piece(place, choice, output, sample)
+                piece["prompt_logprobs"] = (
+                    None if self._body.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs)
+                )
+                choices.append(piece)
+        return {**self._head, "choices": choices, "usage": usage_of(latest)}
+
+    async def _last_outputs(self) -> list[RequestOutput]:
+        latest: dict[int, RequestOutput] = {}
+        async for ready in merged(self._streams()):
+            latest.update(ready)
+        return [latest[place] for place in range(len(self._prompts))]
+
+    async def stream(self) -> AsyncGenerator[bytes]:
+        """The answer as events; those that are ready together are sent together."""
+        options = self._body.stream_options
+        wants_usage = options is not None and bool(options.include_usage)
+        in_all = wants_usage and options is not None and bool(options.continuous_usage_stats)
+        latest: dict[int, RequestOutput] = {}
+        async for ready in merged(self._streams()):
+            latest.update(ready)
+            events = []
+            for place, output in ready:
+                for choice, sample in zip(self._choices[place], output.outputs, strict=True):
+                    if self._is_news(choice, sample):
+                        chunk = {**self._head, "choices": [self._piece(place, choice, output, sample)]}
+                        if in_all:
+                            chunk["usage"] = usage_of([output])
+                        events.append(event(chunk))
+            if events:
+                yield b"".join(events)
+        ends = [DONE]
+        if wants_usage:
+            usage = usage_of([latest[place] for place in sorted(latest)])
+            ends.insert(0, event({**self._head, "choices": [], "usage": usage}))
+        yield b"".join(ends)
+
+    def _streams(self) -> Any:
+        return self._service.generate(self._prompts, self._params, self.caller, self._body)
+
+    def _is_news(self, choice: _Choice, sample: CompletionOutput) -> bool:
+        """Whether a choice has something to tell: text, tokens where they show, or its end."""
+        if choice.is_ended:
+            return False
+        if sample.finish_reason is not None:
+            return True
+        num_new = len(sample.token_ids) - choice.num_tokens
+        if num_new < (self._body.stream_interval or 1):
+            return False
+        shows_tokens = choice.logprobs is not None or self._body.return_token_ids
+        is_first = bool(self._body.echo) and not choice.is_echoed
+        return len(sample.text) > choice.num_chars or bool(shows_tokens) or is_first
+
+    def _piece(self, place: int, choice: _Choice, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:
+        """What a choice gained since it was last told."""
+        text = sample.text[choice.num_chars :]
+        token_ids = sample.token_ids[choice.num_tokens :]
+        scored: list[Any] = [] if sample.logprobs is None else list(sample.logprobs[choice.num_tokens :])
+        prompt_ids: list[int] = []
+        is_first = not choice.is_echoed
+        choice.is_echoed = True
+        if self._body.echo and is_first:
+            text = self._texts[place] + text
+            if choice.logprobs is not None:
+                prompt_ids, scored = output.prompt_token_ids, [*(output.prompt_logprobs or ()), *scored]
+        choice.num_chars, choice.num_tokens = len(sample.text), len(sample.token_ids)
+        choice.is_ended = sample.finish_reason is not None
+        piece: dict[str, Any] = {
+            "index": choice.index,
+            "text": text,
+            "logprobs": choice.logprobs and choice.logprobs.take([*prompt_ids, *token_ids], scored),
+            "finish_reason": sample.finish_reason,
+            "stop_reason": sample.stop_reason,
+        }
+        if self._body.return_token_ids:
+            piece["token_ids"] = token_ids
+            if is_first:
+                piece["prompt_token_ids"] = output.prompt_token_ids
+        return piece

@@ -1,0 +1,73 @@
+"""What stands before every endpoint: keys, and the name of a request. Plain ASGI, so that streams cost nothing more."""
+
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.errors import ApiError, error_response
+
+__all__ = ["OPEN_PATHS", "ApiKeys", "RequestIds"]
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+REQUEST_ID = re.compile(r"[\x20-\x7e]{1,256}")
+
+
+class ApiKeys:
+    """Lets nobody in without one of the keys, but to the paths that probes use.
+
+    The scope's "octavo.api_key" says which key it was, by its place.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            headers = Headers(scope=scope)
+            scheme, _, token = headers.get("authorization", "").partition(" ")
+            given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+            place = self._find(given)
+            if place is None:
+                message = "the API key is wrong" if given else "an API key is needed: Authorization: Bearer KEY"
+                refused = error_response(ApiError(401, message, headers={"www-authenticate": "Bearer"}))
+                await refused(scope, receive, send)
+                return
+            scope["octavo.api_key"] = place
+        await self._app(scope, receive, send)
+
+    def _find(self, given: str) -> int | None:
+        """The place of a key; the time this takes says nothing about the keys."""
+        digest = _digest(given)
+        places = [place for place, key in enumerate(self._digests) if hmac.compare_digest(key, digest)]
+        return places[0] if places else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class RequestIds:
+    """Sends x-request-id back, or one made here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        own = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = own
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

@@ -1,0 +1,25 @@
+"""What the server is told, beside the engine's own settings."""
+
+from dataclasses import dataclass
+
+__all__ = ["ServerOptions"]
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Settings of the app. The command has a flag for each.
+
+    Attributes:
+        served_model_names: names that clients may ask for, the first one shown in answers; empty: the model's own.
+        api_keys: any of them opens the paths that need one; empty: all paths are open.
+        max_body_bytes: a longer request is answered with 413.
+        allowed_origins: web pages of these origins may call from a browser; "*" is all.
+        trust_request_chat_template: let requests bring a chat template, which is a program, of their own.
+
+    """
+
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 32 << 20
+    allowed_origins: tuple[str, ...] = ()
+    trust_request_chat_template: bool = False

@@ -1,0 +1,139 @@
+"""What every endpoint asks of the engine: is it there, which model, tokens of a prompt, a stream of outputs."""
+
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.inputs import Conversation, Prompt, TokenizedPrompt
+from octavo.engine.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import ApiError, not_found
+from octavo.server.options import ServerOptions
+from octavo.server.protocol import GenerationRequest
+
+__all__ = ["Caller", "Service", "usage_of"]
+
+RETRY_SECONDS = 2  # after which a client may ask again while the engine loads
+NAME = re.compile(r"[\x21-\x7e]{1,128}")  # what a request may be called by its client
+
+WHY_NOT_READY = {
+    "loading": "the model is loading",
+    "restarting": "the engine is starting again after a failure",
+    "dead": "the engine has ended for good",
+    "stopped": "the server is shutting down",
+}
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks, and under which name.
+
+    Attributes:
+        request_id: of the answer; the engine's requests are called by it too, with a number where there are several.
+        created: seconds since 1970.
+        api_key: the place of the caller's key among the server's, or None where no key is asked for.
+
+    """
+
+    request_id: str
+    created: int
+    api_key: int | None
+
+    @classmethod
+    def of(cls, request: Request, prefix: str, name: str | None = None) -> "Caller":
+        """The caller of a request. What it calls itself, in the body or in x-request-id, is part of the name."""
+        given = name or request.headers.get("x-request-id") or ""
+        unique = uuid.uuid4().hex
+        own = f"{given}-{unique[:8]}" if NAME.fullmatch(given) else unique
+        return cls(f"{prefix}-{own}", int(time.time()), request.scope.get("octavo.api_key"))
+
+
+class Service:
+    """The engine as endpoints see it.
+
+    Attributes:
+        engine: behind all of them.
+        options: of the server.
+        model: the name that answers carry.
+        created: seconds since 1970, of the model as clients list it.
+
+    """
+
+    def __init__(self, engine: AsyncEngine, options: ServerOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self.names = options.served_model_names or (engine.config.model.model,)
+        self.model = self.names[0]
+        self.created = int(time.time())
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together."""
+        return self.engine.config.model.max_model_len or self.engine.description.max_position
+
+    def check(self, model: str | None) -> None:
+        """The engine is there and serves this model.
+
+        Raises:
+            ApiError: 503 or 404.
+
+        """
+        state = self.engine.state
+        if state != "ready":
+            headers = {"retry-after": str(RETRY_SECONDS)} if state in ("loading", "restarting") else {}
+            raise ApiError(503, WHY_NOT_READY[state], headers=headers)
+        if model is not None and model not in self.names:
+            raise not_found(f"no model {model!r:.100} is served; there is {', '.join(self.names)}", "model")
+
+    async def tokenize(
+        self,
+        prompt: Prompt | Conversation,
+        *,
+        add_special_tokens: bool = True,
+        truncate: int | None = None,
+        side: str | None = None,
+        num_output: int = 0,
+    ) -> TokenizedPrompt:
+        """Token ids of a prompt, cut to `truncate` tokens; -1: to what fits beside `num_output` tokens.
+
+        Raises:
+            RequestError: it cannot be served.
+
+        """
+        tokenized = await self.engine.tokenize(prompt, add_special_tokens=add_special_tokens)
+        if truncate is None:
+            return tokenized
+        most = max(self.max_model_len - num_output, 1) if truncate == -1 else truncate
+        if len(tokenized.token_ids) <= most:
+            return tokenized
+        ids = tokenized.token_ids
+        return TokenizedPrompt(ids[:most] if side == "right" else ids[len(ids) - most :])
+
+    def generate(
+        self, prompts: Sequence[TokenizedPrompt], params: SamplingParams, caller: Caller, request: GenerationRequest
+    ) -> list[AsyncIterator[RequestOutput]]:
+        """A stream of outputs for each prompt; see `AsyncEngine.generate`. Nothing runs before it is asked for."""
+        names = [caller.request_id, *(f"{caller.request_id}-{i}" for i in range(1, len(prompts)))]
+        salt = (request.cache_salt or "").encode()
+        return [
+            self.engine.generate(prompt, params, request_id=name, priority=request.priority or 0, salt=salt)
+            for prompt, name in zip(prompts, names, strict=True)
+        ]
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """The tokens of a request, each prompt counted once."""
+    num_prompt = sum(output.num_prompt_tokens for output in outputs)
+    num_generated = sum(output.num_generated_tokens for output in outputs)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_generated,
+        "total_tokens": num_prompt + num_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+    }
