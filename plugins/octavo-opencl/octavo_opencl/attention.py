@@ -73,6 +73,7 @@ class OpenCLAttention(AttentionBackend):
         return self._allocate(spec, num_blocks, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR)
 
     def plan(self, cache: KVCache, batch: AttentionBatch) -> Plan:
+        assert isinstance(cache, OpenCLCache)
         counts = np.diff(batch.query_start_loc_host)
         rows = np.repeat(np.arange(batch.num_rows, dtype=np.int32), counts)
         ends = batch.seq_lens_host - batch.query_start_loc_host[1:]  # a token's position less its place in the step
@@ -105,6 +106,7 @@ class OpenCLAttention(AttentionBackend):
         self.swap_blocks(cache, cache, mapping)
 
     def swap_blocks(self, source: KVCache, target: KVCache, mapping: Sequence[tuple[int, int]]) -> None:
+        assert isinstance(source, OpenCLCache) and isinstance(target, OpenCLCache)
         if mapping:
             pairs = self._send(np.array(mapping, np.int64))
             grid = (_layer_block_bytes(source.spec) // 4, len(mapping))

@@ -154,12 +154,12 @@ def test_a_row_has_the_same_bits_in_any_company_and_any_chunks(backend: OpenCLAt
     assert backend.row_invariant
 
 
-def test_blocks_that_left_the_window_may_hold_anything(backend: OpenCLAttention) -> None:
+def test_what_left_the_window_may_hold_anything(backend: OpenCLAttention) -> None:
     spec = replace(SPEC, window=5)
     case, cache = Case.make(spec, [30]), poisoned(backend, spec)
-    case.run(backend, cache, {0: range(20, 29)})
-    found = case.run(backend, cache, {0: range(29, 30)})
-    torch.testing.assert_close(found.double(), case.expected(0)[29:], rtol=3e-6, atol=3e-6)
+    case.run(backend, cache, {0: range(20, 26)})  # the blocks before hold NaN, and half of the first one seen
+    found = case.run(backend, cache, {0: range(26, 27)})
+    torch.testing.assert_close(found.double(), case.expected(0)[26:27], rtol=3e-6, atol=3e-6)
 
 
 def test_a_slot_of_minus_one_is_written_nowhere(backend: OpenCLAttention) -> None:
