@@ -15,6 +15,7 @@ __all__ = ["main"]
 # Each is a module here with add_parser(commands) and run(args) -> exit code.
 COMMANDS = {
     "generate": "continue prompts",
+    "serve": "serve a model over HTTP, as OpenAI's clients expect it",
     "chat": "talk with a model in the terminal",
     "models": "which models are served, by which program",
     "info": "platforms, memory and which kernel serves each op, with reasons",
@@ -27,6 +28,7 @@ examples:
   octavo generate demo "The capital of France is"     a small model, fetched on first use
   octavo chat ./Qwen2.5-0.5B-Instruct                 a folder in Hugging Face layout
   octavo chat model.gguf --max-model-len 4096         a GGUF file
+  octavo serve demo                                   http://127.0.0.1:8000/v1
   octavo info                                         what this machine offers
 
 octavo COMMAND --help lists the settings. Each can also come from a YAML file (--config) or from the environment:

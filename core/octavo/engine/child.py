@@ -1,7 +1,7 @@
 """The engine process: one thread that steps and, between steps, hears the front.
 
-Started by the front as `python -m octavo.engine.child ADDRESS PARENT`. It dies with its parent, leaves Ctrl-C to
-it, and knows token ids only.
+Started by the front as `python -m octavo.engine.child ADDRESS PARENT`. It dies with its parent, leaves SIGINT and
+SIGTERM to it, and knows token ids only.
 """
 
 import ctypes
@@ -44,6 +44,7 @@ __all__ = ["main"]
 
 IDLE_SECONDS = 1.0  # between signs of life when there is nothing to do
 PR_SET_PDEATHSIG = 1  # Linux prctl(2)
+LOG_LEVEL_VARIABLE = "OCTAVO_LOG_LEVEL"
 
 logger = logging.getLogger(__name__)
 
@@ -158,12 +159,14 @@ class EngineChild:
 def main(arguments: Sequence[str]) -> int:
     """Run the engine process."""
     address, parent = arguments[0], int(arguments[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group, they are for the front to act on
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it went before the line above
         return 1
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(name)s: %(message)s")
+    level = os.environ.get(LOG_LEVEL_VARIABLE, "info").upper()
+    logging.basicConfig(level=level, format="%(asctime)s engine %(levelname)s %(name)s: %(message)s")
     return EngineChild(address, parent).run()
 
 
