@@ -5,7 +5,9 @@ answers with its message; anything else that escapes is a fault of the engine an
 """
 
 __all__ = [
+    "BusyError",
     "ConfigError",
+    "DeadlineError",
     "EngineDeadError",
     "ModelError",
     "OctavoError",
@@ -39,6 +41,18 @@ class PlatformError(OctavoError):
 
 class EngineDeadError(OctavoError):
     """The engine process is gone for good."""
+
+
+class BusyError(OctavoError):
+    """So much waits already that one more request is not taken; `retry_after` says in how many seconds to ask again."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DeadlineError(OctavoError):
+    """A request waited as long as it was allowed to, and nothing was computed for it."""
 
 
 class RequestError(OctavoError):

@@ -90,6 +90,8 @@ class Bench:
         stats = self.scheduler.stats
         known = sum(r.num_prompt_tokens for r in self.requests.values() if r.num_cached_tokens is not None)
         assert stats.num_prompt_tokens == known
+        done = sum(r.num_prompt_done for r in self.requests.values())
+        assert stats.num_computed_prompt_tokens + stats.num_cached_prompt_tokens == done
         assert stats.num_recomputed_tokens == sum(r.num_recomputed_tokens for r in self.requests.values())
         if stats.num_preemptions:
             return

@@ -20,6 +20,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._published: set[int] = set()
+        self.num_shared = 0  # blocks that more than one table holds
         self._copy_sources: set[int] = set()
         self._on_evict: Callable[[int], None] = lambda block: None
 
@@ -73,6 +74,7 @@ class BlockPool:
         if self._ref_counts[block] == 0:
             del self._evictable[block]
         self._ref_counts[block] += 1
+        self.num_shared += self._ref_counts[block] == 2
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference of each. What is released first is evicted first: pass a table from its tail."""
@@ -81,6 +83,7 @@ class BlockPool:
             if count <= 0:
                 raise ValueError(f"block {block} is released more often than it was taken")
             self._ref_counts[block] = count - 1
+            self.num_shared -= count == 2
             if count == 1 and block not in self._copy_sources:
                 self._put_back(block)
 
@@ -115,6 +118,7 @@ class BlockPool:
         assert sum(map(len, states)) == self.num_blocks == len(set().union(*states)), "a block leaked"
         assert evictable <= self._published, "an evictable block without contents"
         assert not free & self._published, "a published block in the plain free list"
+        assert self.num_shared == sum(count > 1 for count in self._ref_counts), "shared blocks are miscounted"
 
     def _put_back(self, block: int) -> None:
         if block in self._published:

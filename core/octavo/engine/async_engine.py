@@ -13,11 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from octavo import errors
 from octavo.config import EngineConfig
 from octavo.engine.assembly import describe, tokenizer_of
+from octavo.engine.history import History, Observer, Origin, RequestRecord
 from octavo.engine.inputs import NO_OUTPUT, Conversation, Inputs, Prompt, TokenizedPrompt
 from octavo.engine.output_processor import Output, OutputProcessor
 from octavo.engine.outputs import EmbeddingOutput, RequestOutput
@@ -34,7 +37,14 @@ from octavo.engine.wire import (
     ResetPrefixCache,
     WireStats,
 )
-from octavo.errors import EngineDeadError, OctavoError, RequestError, RequestFailedError, UnsupportedError
+from octavo.errors import (
+    DeadlineError,
+    EngineDeadError,
+    OctavoError,
+    RequestError,
+    RequestFailedError,
+    UnsupportedError,
+)
 from octavo.model.sentence import own_pooling
 from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
@@ -48,6 +58,8 @@ MAX_DEATHS_OF_REQUEST = 2  # a request that was in so many fatal steps is failed
 MAX_UNEXPLAINED_DEATHS = 3  # so many in a row without a request that was in all of them end the engine
 CALM_SECONDS = 600.0  # after so long without a death the count begins anew
 
+ANYWHERE = Origin()
+
 logger = logging.getLogger(__name__)
 
 
@@ -57,10 +69,12 @@ class _Live:
 
     number: int
     message: AddRequest
+    record: RequestRecord
     outputs: dict[int, list[int]]
     finished: set[int] = field(default_factory=set)
     num_prompt_logprobs: int = 0
     num_deaths: int = 0
+    num_restarts: int = 0
     latest: Output | None = None
     error: OctavoError | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,6 +94,7 @@ class AsyncEngine:
         facts, memory: lines that say what is served on what, once ready.
         stats: the engine at a glance, of its latest step.
         num_restarts: engine processes that had to be replaced.
+        history: what happened to each of the newest requests, and what the engine's counts have grown to.
 
     """
 
@@ -92,6 +107,7 @@ class AsyncEngine:
         self.stats = WireStats()
         self.num_restarts = 0
         self.failure: OctavoError | None = None
+        self.history = History()
         self._inputs = Inputs(self.tokenizer, self.description.vocab_size, config.model.seed)
         self._outputs = OutputProcessor(self.tokenizer)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-tokenize")
@@ -180,6 +196,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         salt: bytes = b"",
+        origin: Origin = ANYWHERE,
     ) -> AsyncIterator[RequestOutput]:
         """Complete one prompt, yielding the output as it grows (the same object each time, `delta` renewed).
 
@@ -188,6 +205,7 @@ class AsyncEngine:
         Raises:
             RequestError: it cannot be served.
             RequestFailedError: it failed while it ran, or the engine died each time that it ran.
+            DeadlineError: it has waited as long as its origin allows, and nothing was computed for it.
             UnsupportedError: the model generates no text.
             EngineDeadError: the engine has ended for good.
 
@@ -197,7 +215,7 @@ class AsyncEngine:
                 f"{self.description.files.name} is {self.description.embeds_as}: it generates no text"
             )
         num_told: dict[int, int] = {}
-        async with aclosing(self._run(prompt, params, request_id, priority, salt)) as outputs:
+        async with aclosing(self._run(prompt, params, request_id, priority, salt, origin)) as outputs:
             async for output in outputs:
                 assert isinstance(output, RequestOutput)
                 for sample in output.outputs:
@@ -214,11 +232,12 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         salt: bytes = b"",
+        origin: Origin = ANYWHERE,
     ) -> EmbeddingOutput:
         """Turn one prompt into a vector by its final hidden states; as `LLM.embed`, with the errors of `generate`."""
         own = own_pooling(self.description.files)
         wanted = PoolingParams(pooling or own or "mean", normalize)
-        async with aclosing(self._run(prompt, NO_OUTPUT, request_id, priority, salt, wanted)) as outputs:
+        async with aclosing(self._run(prompt, NO_OUTPUT, request_id, priority, salt, origin, wanted)) as outputs:
             async for output in outputs:
                 if output.finished:
                     assert isinstance(output, EmbeddingOutput)
@@ -232,9 +251,12 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         salt: bytes,
+        origin: Origin,
         pooling: PoolingParams | None = None,
     ) -> AsyncGenerator[Output]:
         """A request from its admission to its end, whatever it asks for."""
+        received = time.time() if origin.received is None else origin.received
+        deadline = None if origin.max_wait is None else time.monotonic() + origin.max_wait
         tokenized = prompt if isinstance(prompt, TokenizedPrompt) else await self.tokenize(prompt)
         completed = self._inputs.complete(params)
         number = next(self._numbers)
@@ -245,7 +267,11 @@ class AsyncEngine:
             raise self._gone()
         eos_token_ids = sorted(self.description.eos_token_ids)
         message = AddRequest(request_id, number, tokenized.token_ids, completed, eos_token_ids, priority, salt, pooling)
-        live = self._live[request_id] = _Live(number, message, {i: [] for i in range(completed.n)})
+        message = msgspec.structs.replace(message, tenant=origin.tenant)
+        num_prompt, max_tokens = len(tokenized.token_ids), completed.max_tokens
+        record = RequestRecord(request_id, received, origin.tenant, completed.n, max_tokens, num_prompt)
+        self.history.begin(record)
+        live = self._live[request_id] = _Live(number, message, record, {i: [] for i in range(completed.n)})
         if pooling is None:
             self._outputs.add(request_id, tokenized, completed)
         else:
@@ -254,7 +280,7 @@ class AsyncEngine:
             if self._state == "ready" and self._process is not None:
                 await self._process.send(message)
             while True:
-                await live.news.wait()
+                await self._news_of(live, deadline)
                 live.news.clear()
                 if live.error is not None:
                     raise live.error
@@ -262,10 +288,41 @@ class AsyncEngine:
                 yield live.latest
                 if live.latest.finished:
                     return
+        except OctavoError as error:
+            self.history.end(record, "error", str(error))
+            raise
         finally:
+            self.history.end(record, _reason(live.latest))
             self._outputs.drop(request_id)
             if self._live.pop(request_id, None) is not None and not (live.latest and live.latest.finished):
                 await self._send(Abort([request_id]))
+
+    async def _news_of(self, live: _Live, deadline: float | None) -> None:
+        """Return when there is news of a request; until it is admitted that must be before the deadline."""
+        if deadline is not None and live.record.admitted is None:
+            try:
+                await asyncio.wait_for(live.news.wait(), deadline - time.monotonic())
+            except TimeoutError:
+                if live.record.admitted is None:
+                    waited = time.time() - live.record.received
+                    raise DeadlineError(
+                        f"the request waited {waited:.1f} s and was not admitted within the time that it allows; "
+                        "send it again later, or allow more"
+                    ) from None
+        await live.news.wait()
+
+    def requests(self) -> list[dict[str, Any]]:
+        """The newest requests, those under way among them, in figures; the newest first."""
+        return [record.summary() for record in self.history.records()]
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """One request's figures and everything that happened to it; None: it is not known, or forgotten."""
+        record = self.history.get(request_id)
+        return None if record is None else record.timeline()
+
+    def observe(self, observer: Observer) -> None:
+        """Tell somebody of steps, tokens and ends of requests, from now on."""
+        self.history.observers.append(observer)
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """End requests; their streams end with finish reason "abort"."""
@@ -319,6 +376,10 @@ class AsyncEngine:
         was_ready = self._state == "ready"
         logger.error("the engine process died: %s; %d requests were in its step", reason, len(fatal))
         self._deaths = [(when, who) for when, who in self._deaths if now - when < CALM_SECONDS] + [(now, fatal)]
+        for live in self._live.values():
+            live.num_restarts += 1
+            note = reason if live.number in fatal else f"{reason}; this request was not in its step"
+            self.history.note(live.record, "engine died", note)
         for live in [live for live in self._live.values() if live.number in fatal]:
             live.num_deaths += 1
             if live.num_deaths >= MAX_DEATHS_OF_REQUEST:
@@ -355,6 +416,7 @@ class AsyncEngine:
     async def _take(self, message: FromEngine) -> None:
         if isinstance(message, Gained):
             self.stats = message.stats
+            self.history.step(message.stats)
             for update in message.updates:
                 await self._take_update(update)
         elif isinstance(message, Refused):
@@ -364,12 +426,14 @@ class AsyncEngine:
         elif isinstance(message, Ready):
             self.config = EngineConfig.of(**message.settings)
             self.facts, self.memory, self.stats = message.facts, message.memory, message.stats
+            self.history.new_engine()
             await self._resume()
             self._enter("ready")
         elif isinstance(message, Failed):
             self._die(getattr(errors, message.kind, EngineDeadError)(message.message))
 
     async def _take_update(self, update: RequestUpdate) -> None:
+        self.history.hear(update)
         live = self._live.get(update.request_id)
         if live is None:
             return
@@ -390,7 +454,7 @@ class AsyncEngine:
             await self._send(FinishSample(update.request_id, index))
         if update.error is not None:
             live.error = RequestFailedError(update.error)
-        if output is not None:
+        if output is not None and update.has_output:
             live.latest = output
             live.news.set()
 
@@ -399,6 +463,9 @@ class AsyncEngine:
         assert self._process is not None
         for live in sorted(self._live.values(), key=lambda live: (live.num_deaths > 0, live.number)):
             done = live.message
+            if live.num_restarts:
+                num_outputs = sum(map(len, live.outputs.values()))
+                self.history.note(live.record, "sent again", f"with the {num_outputs} tokens that it had")
             await self._process.send(
                 AddRequest(
                     done.request_id,
@@ -413,6 +480,8 @@ class AsyncEngine:
                     sorted(live.finished),
                     live.num_prompt_logprobs,
                     live.num_deaths > 0,
+                    done.tenant,
+                    live.record.num_prompt_done,
                 )
             )
 
@@ -425,3 +494,12 @@ class AsyncEngine:
     def _fail_all(self, reason: str) -> None:
         for live in list(self._live.values()):
             self._fail(live, EngineDeadError(reason))
+
+
+def _reason(output: Output | None) -> str:
+    """The finish reasons of a request's samples; whoever leaves before they have one aborts."""
+    if output is None or not output.finished:
+        return "abort"
+    if isinstance(output, EmbeddingOutput):
+        return "stop" if output.error is None else "error"
+    return ", ".join(dict.fromkeys(sample.finish_reason or "" for sample in output.outputs))

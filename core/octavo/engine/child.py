@@ -116,10 +116,12 @@ class EngineChild:
             pooling=message.pooling,
             eos_token_ids=frozenset(message.eos_token_ids),
             priority=message.priority,
+            tenant=message.tenant,
             salt=message.salt,
             known_outputs=message.outputs,
             known_finished=message.finished,
             num_prompt_logprobs=message.num_prompt_logprobs,
+            num_prompt_done=message.num_prompt_done,
             runs_alone=message.runs_alone,
         )
         try:
@@ -149,6 +151,7 @@ class EngineChild:
             stats.num_blocks,
             stats.num_used_blocks,
             stats.num_cached_blocks,
+            stats.num_shared_blocks,
             asdict(stats.counts),
         )
 

@@ -344,7 +344,7 @@ class LLM:
                 output, stopped = self._outputs.fail(update.request_id, f"its output failed: {error}"[:500]), []
             for index in stopped:
                 self._engine.finish_sample(update.request_id, index)
-            if output is not None:
+            if output is not None and update.has_output:
                 self._news[output.request_id] = output
 
     def _leave(self, request_ids: Collection[str]) -> None:

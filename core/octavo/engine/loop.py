@@ -28,6 +28,7 @@ class EngineStats:
     num_used_blocks: int
     num_cached_blocks: int
     counts: SchedulerStats
+    num_shared_blocks: int = 0
 
 
 class EngineCore:
@@ -64,6 +65,7 @@ class EngineCore:
             pool.num_used,
             pool.num_cached,
             replace(scheduler.stats),
+            pool.num_shared,
         )
 
     def add_request(self, request: Request) -> None:

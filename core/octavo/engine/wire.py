@@ -52,6 +52,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
         finished: samples that have ended.
         num_prompt_logprobs: prompt positions already scored.
         runs_alone: it was in the step in which the engine died.
+        tenant: who sent it, and for which of their users.
+        num_prompt_done: prompt tokens already counted as computed or cached.
 
     """
 
@@ -67,6 +69,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     finished: list[int] = []
     num_prompt_logprobs: int = 0
     runs_alone: bool = False
+    tenant: tuple[str, str] = ("", "")
+    num_prompt_done: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -99,6 +103,7 @@ class WireStats(msgspec.Struct, frozen=True):
     num_blocks: int = 0
     num_used_blocks: int = 0
     num_cached_blocks: int = 0
+    num_shared_blocks: int = 0
     counts: dict[str, int] = {}
 
 

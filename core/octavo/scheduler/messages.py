@@ -15,6 +15,7 @@ import numpy.typing as npt
 from octavo.sampling_params import SamplingParams
 
 __all__ = [
+    "Event",
     "HiddenSum",
     "ModelRunnerOutput",
     "NewSequence",
@@ -167,7 +168,15 @@ class ModelRunnerOutput:
     failures: tuple[SequenceFailure, ...] = ()
 
 
-class SampleUpdate(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """One line of a request's history: seconds since the epoch, what happened, and why."""
+
+    time: float
+    name: str
+    detail: str = ""
+
+
+class SampleUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one sample gained in a step.
 
     Attributes:
@@ -186,8 +195,8 @@ class SampleUpdate(msgspec.Struct, frozen=True):
     stop_reason: int | None = None
 
 
-class RequestUpdate(msgspec.Struct, frozen=True):
-    """What one request gained in a step; the front hears of nothing else.
+class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one request gained in a step, or what happened to it; the front hears of nothing else.
 
     Attributes:
         request_id: the request.
@@ -197,6 +206,8 @@ class RequestUpdate(msgspec.Struct, frozen=True):
         num_cached_tokens: prompt tokens served by the prefix cache.
         error: why it failed, where a finish reason is "error".
         is_finished: whether this is the last update.
+        events: what happened to it since the last update.
+        num_prompt_done: prompt tokens computed or taken from the prefix cache so far, once.
 
     """
 
@@ -207,3 +218,10 @@ class RequestUpdate(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     error: str | None = None
     is_finished: bool = False
+    events: tuple[Event, ...] = ()
+    num_prompt_done: int = 0
+
+    @property
+    def has_output(self) -> bool:
+        """Whether there is more to it than events."""
+        return bool(self.samples or self.prompt_logprobs or self.is_finished or self.embedding or self.error)

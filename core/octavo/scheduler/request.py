@@ -4,16 +4,16 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as TokenIds
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
 from octavo.cache.manager import BlockChain, SwappedTable
 from octavo.pooling_params import PoolingParams
 from octavo.sampling_params import SamplingParams
+from octavo.scheduler.messages import Event
 from octavo.scheduler.pooling import Pool
 
-__all__ = ["Event", "FinishReason", "Request", "RequestState", "Sequence"]
+__all__ = ["FinishReason", "Request", "RequestState", "Sequence"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -27,15 +27,6 @@ class RequestState(Enum):
     RUNNING = "running"
     SWAPPED = "swapped"  # waits with blocks on the host
     FINISHED = "finished"
-
-
-@dataclass(frozen=True)
-class Event:
-    """One line of a request's history: seconds since the epoch, what happened, and why."""
-
-    time: float
-    name: str
-    detail: str = ""
 
 
 class Sequence:
@@ -82,10 +73,14 @@ class Request:
         request_id: the client's name for it, unique among live requests.
         arrival: counts requests; never changes, so that a preempted request keeps its turn.
         priority: lower goes first under the priority policy.
+        tenant: who sent it, and for which of their users; shares are kept between them under the fair policy.
+        turn: counts admissions under the fair policy; -1 before the first.
         eos_token_ids: the model's ids that end an output.
         max_output_tokens: max_tokens, cut to what the model's length and the KV blocks allow.
         known_outputs, known_finished: samples' tokens from an engine that died, and which samples had ended.
         runs_alone: whether its first step is its own, after all others that are there (it may be at fault).
+        num_prompt_done: prompt tokens that were computed or found in the prefix cache, each counted once,
+            whatever a preemption or the death of an engine threw away since.
         pool: what has been pooled, where an embedding is wanted (then max_tokens is 0 and n is 1); or None.
 
     """
@@ -99,11 +94,13 @@ class Request:
         pooling: PoolingParams | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         priority: int = 0,
+        tenant: tuple[str, str] = ("", ""),
         salt: bytes = b"",
         arrival_time: float | None = None,
         known_outputs: Mapping[int, TokenIds[int]] | None = None,
         known_finished: Collection[int] = (),
         num_prompt_logprobs: int = 0,
+        num_prompt_done: int = 0,
         runs_alone: bool = False,
     ) -> None:
         self.request_id = request_id
@@ -111,6 +108,8 @@ class Request:
         self.params = params
         self.eos_token_ids = eos_token_ids
         self.priority = priority
+        self.tenant = tenant
+        self.turn = -1
         self.salt = salt
         self.arrival = -1
         self.arrival_time = time.time() if arrival_time is None else arrival_time
@@ -122,12 +121,16 @@ class Request:
         self.known_finished = frozenset(known_finished)
         self.runs_alone = runs_alone
         self.num_prompt_logprobs = num_prompt_logprobs  # positions scored so far
+        self.num_prompt_done = num_prompt_done
         self.num_cached_tokens: int | None = None  # of the prompt, by prefix hits at the first admission
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_failed_steps = 0
         self.error: str | None = None
         self.events: list[Event] = []
+        self.has_output = any(self.known_outputs.values())
+        self.waits_for = ""  # why it could not be admitted when it was last the first of those that wait
+        self._num_told = 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -152,6 +155,18 @@ class Request:
     def record(self, name: str, detail: str = "") -> None:
         """Add a line to the history."""
         self.events.append(Event(time.time(), name, detail))
+        logger.debug("request %s: %s%s", self.request_id, name, f": {detail}" if detail else "")
+
+    def take_events(self) -> tuple[Event, ...]:
+        """The lines since the last call."""
+        new, self._num_told = tuple(self.events[self._num_told :]), len(self.events)
+        return new
+
+    def advance_prompt(self, position: int) -> int:
+        """The prompt is in the KV cache up to `position`; how many of those tokens were never there before."""
+        gained = max(min(position, self.num_prompt_tokens) - self.num_prompt_done, 0)
+        self.num_prompt_done += gained
+        return gained
 
     def end(self) -> None:
         """Every sample has its finish reason: one line in the history and one in the log."""

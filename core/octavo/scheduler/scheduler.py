@@ -26,6 +26,7 @@ from octavo.scheduler.updates import Updates, finish_reason_of
 
 __all__ = ["Scheduler"]
 
+KV_BLOCKS = "free KV blocks"
 MAX_FAILED_STEPS = 3  # a request that was in so many failed steps is failed, whoever was beside it
 
 
@@ -118,7 +119,7 @@ class Scheduler:
             self._suspects[request.request_id] = request
         else:
             self.waiting.push(request)
-        request.record("queued")
+        self._updates.record(request, "queued", f"{len(self.running)} of {len(self.requests) - 1} before it run")
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests at once; unknown ids are ignored. Their blocks are free before the next step."""
@@ -275,20 +276,24 @@ class Scheduler:
         match, needed = self._admission(request)
         held = sum(len(self.manager.table(s.seq_id)) for r in later for s in r.live if self.manager.has_table(s.seq_id))
         if needed > self.manager.num_free + held and len(self.running) > 0:
-            return False
+            return self._wait(request, KV_BLOCKS)
         while later and (
             self.num_running_seqs + seats > self._max_num_seqs or needed + len(self.running) > self.manager.num_free
         ):
             self._preempt(later.pop(), f"{request.request_id} goes first and needs its place")
             match, needed = self._admission(request)
         if self.num_running_seqs + seats > self._max_num_seqs:
-            return False
+            return self._wait(request, f"one of max_num_seqs = {self._max_num_seqs} places")
         if self.running and needed + len(self.running) > self.manager.num_free:  # one block each to grow into
-            return False
+            return self._wait(request, KV_BLOCKS)
         self.waiting.remove(request)
         self.running.insert(self._turn(request), request)
         self._place(request, match)
         return True
+
+    def _wait(self, request: Request, reason: str) -> bool:
+        self._updates.waits(request, reason, len(self.requests) - len(self.running))
+        return False
 
     def _admission(self, request: Request) -> tuple[PrefixMatch, int]:
         """The prefix hit of a waiting request's first sample, and the free blocks that all samples take."""
@@ -318,12 +323,10 @@ class Scheduler:
         else:
             self._start(request, request.live[0], match)
         request.state = RequestState.RUNNING
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = match.num_tokens
-            self.stats.num_prompt_tokens += request.num_prompt_tokens
-            self.stats.num_cached_prompt_tokens += match.num_tokens
+        self.stats.admitted(request, match.num_tokens)
+        request.waits_for = ""
         prefix = f"prefix hit {match.num_tokens} tokens, then {match.reason} at {match.position}"
-        request.record("resumed" if resumed else "admitted", "swapped in" if tables else prefix)
+        self._updates.record(request, "resumed" if resumed else "admitted", "swapped in" if tables else prefix)
 
     def _start(self, request: Request, seq: Sequence, match: PrefixMatch) -> None:
         self.manager.start(seq.seq_id, match)
@@ -433,13 +436,9 @@ class Scheduler:
         request, seq = item.request, item.seq
         if seq.is_finished:
             return
-        start, seq.num_computed = seq.num_computed, seq.num_computed + item.num_tokens
-        again = max(min(seq.num_computed, seq.num_once_computed) - start, 0)
-        seq.num_once_computed = max(seq.num_computed, seq.num_once_computed)
-        request.num_recomputed_tokens += again
-        self.stats.num_recomputed_tokens += again
-        self.stats.num_computed_tokens += item.num_tokens
-        self.stats.num_generated_tokens += len(item.samples)
+        start = seq.num_computed
+        self.stats.computed(request, seq, item.num_tokens, len(item.samples))
+        self._updates.chunk(request, seq, item.num_tokens)
         self.manager.publish(seq.seq_id, seq.token_ids, seq.chain, start, seq.num_computed)
         scored = result.prompt_logprobs.get(seq.seq_id, [])
         request.num_prompt_logprobs += len(scored)
@@ -480,7 +479,7 @@ class Scheduler:
             self._step.swapped_out.append(request)
         if not is_suspect:
             self.waiting.push(request)
-        request.record("preempted", f"{reason}; {'to be computed again' if tables is None else 'swapped out'}")
+        self._updates.preempted(request, reason, swapped_out=tables is not None)
 
     def _drop_swapped(self, request: Request) -> None:
         for seq in request.live:

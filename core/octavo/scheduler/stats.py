@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from octavo.scheduler.request import Request, Sequence
+
 __all__ = ["SchedulerStats"]
 
 
@@ -16,7 +18,9 @@ class SchedulerStats:
         num_steps: steps sent to the executor.
         num_computed_tokens: tokens that went through the model, recomputed ones included.
         num_recomputed_tokens: tokens computed again, or to be computed again, after a preemption.
-        num_cached_prompt_tokens: prompt tokens that the prefix cache served at a first admission.
+        num_cached_prompt_tokens: prompt tokens that the prefix cache served, each once.
+        num_computed_prompt_tokens: prompt tokens that went through the model, each once: a prompt that is done is
+            made of these and of cached ones.
         num_prompt_tokens: of admitted requests.
         num_generated_tokens: sampled.
         num_preemptions: requests taken off the device, by either means.
@@ -29,8 +33,27 @@ class SchedulerStats:
     num_computed_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_cached_prompt_tokens: int = 0
+    num_computed_prompt_tokens: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_preemptions: int = 0
     num_swaps: int = 0
     num_failed_steps: int = 0
+
+    def admitted(self, request: Request, num_hit: int) -> None:
+        """A request starts, for the first time or again, with so many of its prompt's tokens in the prefix cache."""
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_hit
+            self.num_prompt_tokens += request.num_prompt_tokens
+        self.num_cached_prompt_tokens += request.advance_prompt(num_hit)
+
+    def computed(self, request: Request, seq: Sequence, num_tokens: int, num_samples: int) -> None:
+        """A sequence has computed its next tokens, and as many samples as given have a new one."""
+        start, seq.num_computed = seq.num_computed, seq.num_computed + num_tokens
+        again = max(min(seq.num_computed, seq.num_once_computed) - start, 0)
+        seq.num_once_computed = max(seq.num_computed, seq.num_once_computed)
+        request.num_recomputed_tokens += again
+        self.num_recomputed_tokens += again
+        self.num_computed_tokens += num_tokens
+        self.num_computed_prompt_tokens += request.advance_prompt(seq.num_computed)
+        self.num_generated_tokens += num_samples

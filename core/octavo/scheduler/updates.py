@@ -1,11 +1,17 @@
 """What the front is told of a step."""
 
+import logging
+import time
 from dataclasses import dataclass, field
 
 from octavo.scheduler.messages import RequestUpdate, SampleUpdate, TokenLogprobs
 from octavo.scheduler.request import FinishReason, Request, Sequence
 
 __all__ = ["Updates", "finish_reason_of"]
+
+WAIT_LOG_SECONDS = 5.0  # at least so long between two lines that say that requests wait
+
+logger = logging.getLogger(__name__)
 
 
 def finish_reason_of(request: Request, seq: Sequence) -> tuple[FinishReason | None, int | None]:
@@ -43,6 +49,7 @@ class Updates:
 
     def __init__(self) -> None:
         self._updates: dict[str, _Update] = {}
+        self._last_wait_log = float("-inf")
 
     def __bool__(self) -> bool:
         return bool(self._updates)
@@ -51,8 +58,35 @@ class Updates:
         """The gathering update of a request."""
         return self._updates.setdefault(request.request_id, _Update(request))
 
+    def record(self, request: Request, name: str, detail: str = "") -> None:
+        """Something happened to a request."""
+        request.record(name, detail)
+        self.of(request)
+
+    def preempted(self, request: Request, reason: str, *, swapped_out: bool) -> None:
+        """A request was taken off the device."""
+        self.record(request, "preempted", f"{reason}; {'swapped out' if swapped_out else 'to be computed again'}")
+
+    def waits(self, request: Request, reason: str, num_waiting: int) -> None:
+        """The first of those that wait cannot be admitted: said once for each reason, and now and then in the log."""
+        if request.waits_for == reason:
+            return
+        request.waits_for = reason
+        self.record(request, "waiting", reason)
+        if time.monotonic() - self._last_wait_log > WAIT_LOG_SECONDS:
+            self._last_wait_log = time.monotonic()
+            logger.info("%d requests wait, the first of them, %s, for %s", num_waiting, request.request_id, reason)
+
+    def chunk(self, request: Request, seq: Sequence, num_tokens: int) -> None:
+        """A part of several known tokens was computed: of a prompt, or of what a preemption threw away."""
+        if num_tokens > 1 or seq.num_computed < request.num_prompt_tokens:
+            request.record("chunk", f"{num_tokens} tokens, {seq.num_computed} of {len(seq.token_ids)} computed")
+
     def add_token(self, request: Request, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """A sample has a new token."""
+        if not request.has_output:
+            request.has_output = True
+            request.record("first token")
         sample = self.of(request).samples.setdefault(seq.sample_index, _Sample())
         sample.token_ids.append(token_id)
         if logprobs is not None:
@@ -64,21 +98,25 @@ class Updates:
         sample.finish_reason, sample.stop_reason = seq.finish_reason, seq.stop_reason
 
     def take(self) -> list[RequestUpdate]:
-        """Everything gathered, as messages; a request whose only news is a computed chunk is left out."""
+        """Everything gathered, as messages."""
         updates, self._updates = self._updates, {}
-        return [
-            RequestUpdate(
-                update.request.request_id,
-                tuple(
-                    SampleUpdate(index, tuple(s.token_ids), tuple(s.logprobs), s.finish_reason, s.stop_reason)
-                    for index, s in sorted(update.samples.items())
-                ),
-                tuple(update.prompt_logprobs),
-                update.request.pool.embedding() if update.request.pool else None,
-                update.request.num_cached_tokens or 0,
-                update.request.error,
-                not update.request.live,
-            )
-            for update in updates.values()
-            if update.samples or update.prompt_logprobs
-        ]
+        return [message for update in updates.values() if (message := self._message(update)) is not None]
+
+    def _message(self, update: _Update) -> RequestUpdate | None:
+        events = update.request.take_events()
+        if not (update.samples or update.prompt_logprobs or events):
+            return None
+        return RequestUpdate(
+            update.request.request_id,
+            tuple(
+                SampleUpdate(index, tuple(s.token_ids), tuple(s.logprobs), s.finish_reason, s.stop_reason)
+                for index, s in sorted(update.samples.items())
+            ),
+            tuple(update.prompt_logprobs),
+            update.request.pool.embedding() if update.request.pool else None,
+            update.request.num_cached_tokens or 0,
+            update.request.error,
+            not update.request.live,
+            events,
+            update.request.num_prompt_done,
+        )
