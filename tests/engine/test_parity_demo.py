@@ -108,7 +108,7 @@ def greedy(
 
 
 def make(**settings: Any) -> LLM:
-    return LLM("demo", dtype="float32", max_model_len=512, **settings)
+    return LLM("demo", dtype="float32", max_model_len=512, num_threads=1, **settings)
 
 
 @pytest.fixture(scope="module")
