@@ -86,7 +86,7 @@ class KVCache:
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """Geometry of one step for one KV group, on the device and mirrored on the host.
+    """Geometry of one step for one KV group, on the device and mirrored on the host. R and T may be 0.
 
     Attributes:
         query_start_loc: [R + 1] int32, row r owns tokens query_start_loc[r] to query_start_loc[r + 1] - 1.

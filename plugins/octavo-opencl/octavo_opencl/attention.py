@@ -12,7 +12,6 @@ import torch
 from octavo.contract import AttentionBackend, AttentionBatch, AttentionSpec, KVCache, Support
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ALL = 2**31 - 1  # the window of a layer that has none
 
 
 @dataclass
@@ -86,16 +85,20 @@ class OpenCLAttention(AttentionBackend):
         size = key.shape[1] * key.shape[2]
         sent = self._send(key), self._send(value)
         kernel, grid = plan.cache.kernels["write"], (size, plan.num_tokens)
-        kernel(self._queue, grid, (size, 1), *sent, plan.slots, plan.cache.buffers[layer])
+        if plan.num_tokens:
+            kernel(self._queue, grid, (size, 1), *sent, plan.slots, plan.cache.buffers[layer])
 
     def attend(
         self, plan: Plan, layer: int, query: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
     ) -> None:
+        if not plan.num_tokens:
+            return
         spec, kernel = plan.cache.spec, plan.cache.kernels["attend"]
         result = np.empty(out.shape, np.float32)
         there = cl.Buffer(self._context, cl.mem_flags.WRITE_ONLY, result.nbytes)
         geometry = plan.tables, plan.width, plan.rows, plan.positions
-        settings = np.float32(spec.scale), np.int32(spec.window or ALL), None if sinks is None else self._send(sinks)
+        all_sinks = None if sinks is None else self._send(sinks)
+        settings = np.float32(spec.scale), np.int32(spec.window or 2**31 - 1), all_sinks  # no window: all there can be
         # Without a local size, the driver compiles the kernel anew for nearly each number of tokens.
         grid = (spec.num_kv_heads, plan.num_tokens)
         kernel(self._queue, grid, (1, 1), self._send(query), plan.cache.buffers[layer], *geometry, *settings, there)
@@ -134,7 +137,7 @@ class OpenCLAttention(AttentionBackend):
         """A copy on the device: tensors as float32, arrays as they are."""
         array = values.float().numpy() if isinstance(values, torch.Tensor) else values
         flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-        return cl.Buffer(self._context, flags, hostbuf=np.ascontiguousarray(array))
+        return cl.Buffer(self._context, flags, hostbuf=np.ascontiguousarray(array) if array.size else np.zeros(1))
 
 
 def _layer_block_bytes(spec: AttentionSpec) -> int:
