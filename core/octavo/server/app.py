@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -13,10 +14,11 @@ from starlette.routing import Route
 from octavo import __version__
 from octavo.engine.async_engine import AsyncEngine
 from octavo.errors import OctavoError
-from octavo.server import chat, completions, status
+from octavo.server import chat, completions, embeddings, protocol, status, tokens
 from octavo.server.body import UnknownFields
 from octavo.server.errors import ApiError, as_api_error, error_response, not_found
 from octavo.server.middleware import ApiKeys, RequestIds
+from octavo.server.openapi import body_of, describe_bodies
 from octavo.server.options import ServerOptions
 from octavo.server.service import Service
 from octavo.server.streaming import CLIENT_LEFT, ClientLeftError
@@ -27,16 +29,21 @@ logger = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
-    ("POST", "/v1/completions", completions.create_completion),
-    ("POST", "/v1/chat/completions", chat.create_chat_completion),
-    ("GET", "/v1/models", status.list_models),
-    ("GET", "/v1/models/{name:path}", status.retrieve_model),
-    ("GET", "/health", status.health),
-    ("GET", "/ping", status.ping),
-    ("POST", "/ping", status.ping),
-    ("GET", "/version", status.version),
-    ("GET", "/load", status.load),
+Body = type[msgspec.Struct]
+
+ROUTES: tuple[tuple[str, str, Endpoint, Body | None], ...] = (
+    ("POST", "/v1/completions", completions.create_completion, protocol.CompletionRequest),
+    ("POST", "/v1/chat/completions", chat.create_chat_completion, protocol.ChatRequest),
+    ("POST", "/v1/embeddings", embeddings.create_embedding, protocol.EmbeddingRequest),
+    ("GET", "/v1/models", status.list_models, None),
+    ("GET", "/v1/models/{name:path}", status.retrieve_model, None),
+    ("POST", "/tokenize", tokens.tokenize, protocol.TokenizeRequest),
+    ("POST", "/detokenize", tokens.detokenize, protocol.DetokenizeRequest),
+    ("GET", "/health", status.health, None),
+    ("GET", "/ping", status.ping, None),
+    ("POST", "/ping", status.ping, None),
+    ("GET", "/version", status.version, None),
+    ("GET", "/load", status.load, None),
 )
 
 
@@ -48,8 +55,9 @@ def create_app(engine: AsyncEngine, options: ServerOptions) -> FastAPI:
     app = FastAPI(title="Octavo", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = Service(engine, options)
     app.state.unknown_fields = UnknownFields()
-    for method, path, endpoint in ROUTES:
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    for method, path, endpoint, body in ROUTES:
+        app.add_api_route(path, endpoint, methods=[method], response_model=None, openapi_extra=dict(body_of(body)))
+    describe_bodies(app, [body for *_, body in ROUTES if body is not None])
     app.add_exception_handler(HTTPException, _on_http_exception)
     for kind in (ApiError, OctavoError, ClientLeftError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)

@@ -25,7 +25,7 @@ class ApiKeys:
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
@@ -43,13 +43,13 @@ class ApiKeys:
 
     def _find(self, given: str) -> int | None:
         """The place of a key; the time this takes says nothing about the keys."""
-        digest = _digest(given)
+        digest = _digest(given.encode("latin-1"))  # as headers were decoded
         places = [place for place, key in enumerate(self._digests) if hmac.compare_digest(key, digest)]
         return places[0] if places else None
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 class RequestIds:

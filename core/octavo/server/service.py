@@ -88,6 +88,15 @@ class Service:
         if state != "ready":
             headers = {"retry-after": str(RETRY_SECONDS)} if state in ("loading", "restarting") else {}
             raise ApiError(503, WHY_NOT_READY[state], headers=headers)
+        self.check_model(model)
+
+    def check_model(self, model: str | None) -> None:
+        """Whether a model of this name is served, be the engine there or not.
+
+        Raises:
+            ApiError: 404.
+
+        """
         if model is not None and model not in self.names:
             raise not_found(f"no model {model!r:.100} is served; there is {', '.join(self.names)}", "model")
 

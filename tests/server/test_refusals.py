@@ -1,0 +1,274 @@
+"""What is wrong with a request is said in one short JSON body, with a status that no client repeats in vain."""
+
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+from openai import NotFoundError, OpenAI
+from server.served import Served
+
+from octavo.sampling_params import SamplingParams
+from octavo.server.options import ServerOptions
+from octavo.server.protocol import ChatRequest, CompletionRequest
+from octavo.server.sampling import sampling_params
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert len(answer.content) < 2000
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    return error
+
+
+COMPLETION_FAULTS: list[tuple[dict[str, Any], str | None]] = [
+    ({}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": 7}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [401]}, "prompt"),
+    ({"prompt": [10**30]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": [[1, True]]}, "prompt"),
+    ({"prompt": [5] * 512}, "prompt"),
+    ({"prompt": [5] * 100_000}, "prompt"),
+    ({"prompt": "a", "temperature": -1}, "temperature"),
+    ({"prompt": "a", "temperature": "hot"}, "temperature"),
+    ({"prompt": "a", "top_p": 0}, "top_p"),
+    ({"prompt": "a", "top_k": -2}, "top_k"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 1.5}, "max_tokens"),
+    ({"prompt": "a", "n": 0}, "n"),
+    ({"prompt": "a", "n": 100}, "n"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs"),
+    ({"prompt": "a", "logprobs": True}, "logprobs"),
+    ({"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"prompt": "a", "logit_bias": {"900": 1}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"5": 1000}}, "logit_bias"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+    ({"prompt": "a", "allowed_token_ids": [-5]}, "allowed_token_ids"),
+    ({"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids"),
+    ({"prompt": "a", "stop": [""]}, "stop"),
+    ({"prompt": "a", "stop": 5}, "stop"),
+    ({"prompt": "a", "seed": 2**70}, "seed"),
+    ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+    ({"prompt": "a", "stream": "yes"}, "stream"),
+    ({"prompt": "a", "stream_options": 1}, "stream_options"),
+    ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+    ({"prompt": "a", "stream": True, "stream_interval": 0}, "stream_interval"),
+    ({"prompt": "a", "suffix": "b"}, "suffix"),
+    ({"prompt": "a", "best_of": 2}, "best_of"),
+    ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
+    ({"prompt": "a", "length_penalty": 2}, "length_penalty"),
+    ({"prompt": "a", "prompt_embeds": "AA=="}, "prompt_embeds"),
+    ({"prompt": "a", "kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+    ({"prompt": "a", "logits_processors": ["x"]}, "logits_processors"),
+    ({"prompt": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"prompt": "a", "temperature": 0, "n": 2}, "n"),
+]
+CHAT_FAULTS: list[tuple[dict[str, Any], str | None]] = [
+    ({}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "Hello"}, "messages"),
+    ({"messages": ["Hello"]}, "messages"),
+    ({"messages": [{"content": "Hello"}]}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
+    ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"messages": HELLO, "logprobs": 1}, "logprobs"),
+    ({"messages": HELLO, "modalities": ["audio"]}, "modalities"),
+    ({"messages": HELLO, "functions": [{"name": "f"}]}, "functions"),
+    ({"messages": HELLO, "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
+    ({"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, "prompt"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "faults"), [("/v1/completions", COMPLETION_FAULTS), ("/v1/chat/completions", CHAT_FAULTS)]
+)
+def test_a_fault_is_named(
+    http: httpx.Client, served: Served, path: str, faults: list[tuple[dict[str, Any], str | None]], stream: bool
+) -> None:
+    for body, param in faults:
+        if stream and param in ("stream", "stream_options"):
+            continue
+        error = error_of(http.post(path, json={"stream": stream, **body}))
+        assert (error["type"], error["param"]) == ("BadRequestError", param), f"{body!r:.200}: {error}"
+    assert served.engine.num_live == 0
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(http: httpx.Client) -> None:
+    message = error_of(http.post("/v1/completions", json={"prompt": [5] * 512}))["message"]
+    assert "512 tokens" in message
+    assert "max_model_len is 512" in message
+    assert http.post("/v1/completions", json={"prompt": [5] * 511, "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"1",
+        b'"text"',
+        b'{"prompt": "a",}',
+        b'{"prompt": NaN}',
+        b'{"prompt": "\xff"}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 100_000,
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda body: str(body[:16]),
+)
+def test_what_is_no_json_is_a_bad_request(http: httpx.Client, body: bytes) -> None:
+    error_of(http.post("/v1/completions", content=body))
+
+
+def test_half_characters_are_replaced(http: httpx.Client) -> None:
+    answer = http.post("/tokenize", content=b'{"prompt": "a\\ud800b", "add_special_tokens": false}')
+    assert answer.json()["tokens"] == http.post("/tokenize", json={"prompt": "a\ufffdb"}).json()["tokens"]
+    content = b'{"messages": [{"role": "user", "content": "a\\udfffb"}], "max_tokens": 2, "stream": true}'
+    assert "data: [DONE]" in http.post("/v1/chat/completions", content=content).text
+
+
+def test_a_null_is_an_absent_field(http: httpx.Client) -> None:
+    wishes: list[tuple[str, Any, dict[str, Any]]] = [
+        ("/v1/completions", CompletionRequest, {"prompt": "Hello", "temperature": 0, "max_tokens": 3}),
+        ("/v1/chat/completions", ChatRequest, {"messages": HELLO, "temperature": 0, "max_tokens": 3}),
+    ]
+    for path, kind, given in wishes:
+        nulls = {name: None for name in kind.__struct_fields__ if name not in given}
+        with_nulls, without = (http.post(path, json=body) for body in ({**nulls, **given}, given))
+        assert with_nulls.status_code == without.status_code == 200, with_nulls.text
+        assert with_nulls.json()["choices"] == without.json()["choices"]
+
+
+def test_an_unknown_field_is_ignored_and_said_once(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "octavo.server"):
+        for _ in range(3):
+            body = {"prompt": "Hello", "max_tokens": 1, "no_such_field": {"a": [1]}}
+            assert http.post("/v1/completions", json=body).status_code == 200
+    assert caplog.text.count("no_such_field") == 1
+
+
+def test_what_stands_for_nothing_is_taken(http: httpx.Client) -> None:
+    body = {"messages": HELLO, "max_tokens": 1, "stream_options": {}, "functions": None, "tools": [], "user": "me"}
+    body |= {"tool_choice": "none", "parallel_tool_calls": True, "response_format": {"type": "text"}, "metadata": {}}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_what_the_model_recommends_holds_until_the_request_says_otherwise() -> None:
+    recommended = {"temperature": 0.6, "top_k": 20}
+    silent = sampling_params(CompletionRequest(), recommended, max_tokens=16, logprobs=None)
+    assert silent == SamplingParams(temperature=0.6, top_k=20, max_tokens=16)
+    spoken = sampling_params(CompletionRequest(temperature=1.5, top_k=0), recommended, max_tokens=16, logprobs=None)
+    assert spoken == SamplingParams(temperature=1.5, max_tokens=16)
+
+
+def test_what_is_not_there_is_not_found(http: httpx.Client, openai: OpenAI) -> None:
+    error = error_of(http.post("/v1/completions", json={"prompt": "a", "model": "gpt-5" * 100}), 404)
+    assert (error["type"], error["param"]) == ("NotFoundError", "model")
+    assert error_of(http.get("/v1/models/nothing"), 404)["param"] == "model"
+    with pytest.raises(NotFoundError, match="'nothing'"):
+        openai.chat.completions.create(model="nothing", messages=[{"role": "user", "content": "Hello"}])
+    message = error_of(http.post("/chat/completions", json={}), 404)["message"]
+    assert "/v1/chat/completions" in message
+    error_of(http.get("/v1/completions"), 405)
+
+
+def test_a_body_over_the_limit_is_refused(http: httpx.Client, served: Served) -> None:
+    prompt = "x" * (1 << 20)
+    message = error_of(http.post("/v1/completions", json={"prompt": prompt}), 413)["message"]
+    assert "1048576 bytes" in message
+
+    def parts() -> Any:
+        yield b'{"prompt": "'
+        for _ in range(20):
+            yield b"x" * 100_000
+        yield b'"}'
+
+    error_of(http.post("/v1/completions", content=parts()), 413)
+    assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "a", "messages": HELLO}, "messages"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [401]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/v1/embeddings", {}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 3}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format"),
+    ],
+)
+def test_the_other_endpoints_name_faults_too(http: httpx.Client, path: str, body: dict[str, Any], param: str) -> None:
+    assert error_of(http.post(path, json=body))["param"] == param
+
+
+def test_tokens_and_back(http: httpx.Client) -> None:
+    text = "Hello, wörld 你好"
+    found = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert found["max_model_len"] == 512
+    assert http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
+    assert http.post("/tokenize", json={"prompt": ""}).json()["count"] == 0
+
+
+def test_keys_open_all_but_the_probes(served: Served) -> None:
+    url = served.listen(ServerOptions(api_keys=("first", "second-ключ"), allowed_origins=("http://page.example",)))
+    with httpx.Client(base_url=url, timeout=60) as http:
+        for path in ("/health", "/ping", "/version"):
+            assert http.get(path).status_code == 200
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "first"},
+        ):
+            error = error_of(http.get("/v1/models", headers=headers), 401)
+            assert error["type"] == "AuthenticationError"
+        for headers in ({"authorization": "Bearer first"}, {"authorization": b"bearer " + "second-ключ".encode()}):
+            assert http.get("/v1/models", headers=headers).status_code == 200
+        asked = {"origin": "http://page.example", "access-control-request-method": "POST"}
+        allowed = http.options("/v1/chat/completions", headers=asked)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "http://page.example"
+
+
+def test_the_document_has_every_body(http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema == {"$ref": "#/components/schemas/CompletionRequest"}
+    properties = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert {"prompt", "echo", "suffix", "temperature", "seed"} <= set(properties)
+    assert json.dumps(document)
+
+
+def test_a_request_keeps_its_id(http: httpx.Client) -> None:
+    assert http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert len(http.get("/nothing").headers["x-request-id"]) == 32
