@@ -4,6 +4,7 @@ A field that is None was left to Octavo, which settles it from the model and the
 starts; `octavo info` prints what came out. Each field's help is the text of its flag.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -12,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
 
 __all__ = [
     "CacheConfig",
@@ -28,8 +29,15 @@ __all__ = [
 ENVIRONMENT_PREFIX = "OCTAVO_"
 
 
-def _setting(default: Any, help: str, *, alias: tuple[str, ...] = (), at_least: float | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "alias": alias, "at_least": at_least})
+def _setting(
+    default: Any,
+    help: str,
+    *,
+    alias: tuple[str, ...] = (),
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Any:
+    return field(default=default, metadata={"help": help, "alias": alias, "at_least": at_least, "at_most": at_most})
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,9 @@ class ModelConfig:
         "the family, else hf",
     )
     quantization: str | None = _setting(None, "weight format made at load; unset: as the file has them")
-    seed: int = _setting(0, "from which the seeds of requests without one are drawn")
+    seed: int = _setting(
+        0, "from which the seeds of requests without one are drawn", at_least=-(2**63), at_most=2**63 - 1
+    )
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,11 @@ class CacheConfig:
         0.9, "share of device memory for weights, workspace and KV blocks", alias=("gpu_memory_utilization",)
     )
     num_blocks_override: int | None = _setting(
-        None, "number of KV blocks, whatever memory says", alias=("num_gpu_blocks_override",), at_least=1
+        None,
+        "number of KV blocks, whatever memory says",
+        alias=("num_gpu_blocks_override",),
+        at_least=1,
+        at_most=2**31 - 1,  # block tables hold int32
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto", "of stored keys and values; auto: dtype"
@@ -75,6 +89,7 @@ class CacheConfig:
         None,
         "GiB of host memory for preempted requests; unset: 4, or 0 where the device shares host memory",
         at_least=0,
+        at_most=2**20,
     )
 
 
@@ -82,13 +97,18 @@ class CacheConfig:
 class SchedulerConfig:
     """Who runs in a step."""
 
-    max_num_seqs: int = _setting(64, "sequences that run at once", at_least=1)
+    max_num_seqs: int = _setting(64, "sequences that run at once", at_least=1, at_most=2**16)
     max_num_batched_tokens: int | None = _setting(
-        None, "tokens a step; unset: 2048, or max_model_len where chunked prefill is off", at_least=1
+        None, "tokens a step; unset: 2048, or max_model_len where chunked prefill is off", at_least=1, at_most=2**24
     )
     enable_chunked_prefill: bool = _setting(True, "let a long prompt run over several steps")
-    scheduling_policy: Literal["fcfs", "priority"] = _setting(
-        "fcfs", "who goes first: by arrival, or by priority (lower first) and then arrival"
+    scheduling_policy: Literal["fcfs", "priority", "fair"] = _setting(
+        "fcfs",
+        "who goes first: by arrival; by priority (lower first) and then arrival; or fair: the tenant, and its user, "
+        "that was served the fewest tokens by weight",
+    )
+    tenant_weights: str | None = _setting(
+        None, "shares under the fair policy, as NAME=WEIGHT,NAME=WEIGHT; tenants without one weigh 1"
     )
     preemption_mode: Literal["recompute", "swap"] = _setting(
         "recompute", "what happens to a request that must make room: computed again, or moved to swap_space"
@@ -110,7 +130,7 @@ class PlatformConfig:
     platform: str | None = _setting(None, "name of the platform; unset: the available one of highest priority")
     device: int = _setting(0, "index of the device on the platform", at_least=0)
     num_threads: int | None = _setting(
-        None, "host threads of kernels; unset: what affinity and cgroup allow", at_least=1
+        None, "host threads of kernels; unset: what affinity and cgroup allow", at_least=1, at_most=1024
     )
     strict_ops: bool = _setting(False, "refuse to start where an op would fall back to a slower implementation")
     deterministic: bool = _setting(False, "refuse a chain of ops whose rows depend on their batch mates")
@@ -186,6 +206,7 @@ class Setting:
     help: str
     alias: tuple[str, ...]
     at_least: float | None
+    at_most: float | None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -214,11 +235,11 @@ class Setting:
                 return True
             if text.lower() in ("0", "false", "no", "off"):
                 return False
-            raise ConfigError(f"{self.name} must be true or false, got {text!r}")
+            raise ConfigError(f"{self.name} must be true or false, got {shown(text)}")
         try:
             return self.base_type(text)
         except ValueError:
-            raise ConfigError(f"{self.name} must be of type {self.base_type.__name__}, got {text!r}") from None
+            raise ConfigError(f"{self.name} must be of type {self.base_type.__name__}, got {shown(text)}") from None
 
     def check(self, value: Any) -> Any:
         """The value, if it is allowed.
@@ -231,18 +252,21 @@ class Setting:
             return None
         if self.choices:
             if value not in self.choices:
-                raise ConfigError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}")
+                raise ConfigError(f"{self.name} must be one of {', '.join(self.choices)}, got {shown(value)}")
             return value
         if self.base_type is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            with contextlib.suppress(OverflowError):  # one that no float holds is no float
+                value = float(value)
         if self.base_type is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
         if not isinstance(value, self.base_type) or (isinstance(value, bool) and self.base_type is not bool):
-            raise ConfigError(f"{self.name} must be of type {self.base_type.__name__}, got {value!r}")
-        if self.at_least is not None and value < self.at_least:
-            raise ConfigError(f"{self.name} must be at least {self.at_least:g}, got {value!r}")
+            raise ConfigError(f"{self.name} must be of type {self.base_type.__name__}, got {shown(value)}")
+        if self.at_least is not None and not value >= self.at_least:  # also where it is no number (nan)
+            raise ConfigError(f"{self.name} must be at least {self.at_least}, got {shown(value)}")
+        if self.at_most is not None and value > self.at_most:
+            raise ConfigError(f"{self.name} must be at most {self.at_most}, got {shown(value)}")
         if self.name == "memory_utilization" and not 0 < value <= 1:
-            raise ConfigError(f"memory_utilization must be over 0 and at most 1, got {value!r}")
+            raise ConfigError(f"memory_utilization must be over 0 and at most 1, got {shown(value)}")
         return value
 
 
@@ -252,7 +276,7 @@ def settings() -> Iterator[Setting]:
         hints = get_type_hints(part)
         for f in fields(part):
             meta = f.metadata
-            yield Setting(group, f.name, hints[f.name], f.default, meta["help"], meta["alias"], meta["at_least"])
+            yield Setting(group, f.name, hints[f.name], f.default, **meta)
 
 
 def _unknown(name: str, known: Mapping[str, Setting]) -> str:
@@ -260,7 +284,7 @@ def _unknown(name: str, known: Mapping[str, Setting]) -> str:
 
     close = difflib.get_close_matches(name, known, n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else f"; known are {', '.join(sorted(known))}"
-    return f"unknown setting {name!r}{hint}"
+    return f"unknown setting {shown(name)}{hint}"
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -278,8 +302,8 @@ def _read_yaml(file: str | os.PathLike[str] | None) -> dict[str, Any]:
         content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {os.fspath(file)}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{os.fspath(file)} is not YAML: {error}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bad UTF-8, and dates that are none
+        raise ConfigError(f"{os.fspath(file)} is not YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

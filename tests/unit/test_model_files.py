@@ -90,6 +90,13 @@ def test_unknown_name_lists_what_is_accepted() -> None:
         assert accepted in text
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a/" * 3000, "~nobody-of-this-name/model", "a\0b", "\n" * 300])
+def test_names_that_no_system_takes(name: str) -> None:
+    with pytest.raises(ModelError, match=r"no model can have the name|unknown model") as error:
+        resolve_model(name, progress=False)
+    assert len(one_line(error)) < 300
+
+
 def test_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no config\.json") as error:
         resolve_model(str(tmp_path), progress=False)

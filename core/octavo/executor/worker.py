@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -91,21 +92,19 @@ class Worker:
         caches = _allocate(loaded, self.memory_plan, poison)
         loaded.program.bind([group.device for group in caches])
         num_logits = description.vocab_size
-        self._runner: ModelRunner | None = ModelRunner(
-            loaded.program,
-            caches,
-            RunnerLimits(
-                vocab_size=min(vocab_size or num_logits, num_logits),
-                num_logits=num_logits,
-                block_size=_settled(config.cache.block_size),
-                max_model_len=_settled(config.model.max_model_len),
-                max_num_seqs=config.scheduler.max_num_seqs,
-                max_num_batched_tokens=_settled(config.scheduler.max_num_batched_tokens),
-                pinned_memory=platform.capabilities().pinned_memory,
-                poison=poison,
-            ),
-            platform.device,
+        limits = RunnerLimits(
+            vocab_size=min(vocab_size or num_logits, num_logits),
+            num_logits=num_logits,
+            block_size=_settled(config.cache.block_size),
+            max_model_len=_settled(config.model.max_model_len),
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=_settled(config.scheduler.max_num_batched_tokens),
+            pinned_memory=platform.capabilities().pinned_memory,
+            poison=poison,
         )
+        self._runner: ModelRunner | None = None
+        with _refusals("the buffers of a step", "max_num_seqs, max_num_batched_tokens or max_model_len"):
+            self._runner = ModelRunner(loaded.program, caches, limits, platform.device)
 
     def facts(self) -> Mapping[str, str]:
         """Name to one line, for `octavo info`."""
@@ -250,22 +249,28 @@ def _plan(config: EngineConfig, platform: Platform, loaded: _Loaded, memory: Mem
 
 def _allocate(loaded: _Loaded, plan: MemoryPlan, poison: bool) -> list[KVGroupCaches]:
     caches: list[KVGroupCaches] = []
-    try:
+    what = f"{plan.num_blocks} KV blocks here and {plan.num_host_blocks} on the host, each of {plan.block_bytes} bytes"
+    with _refusals(what, "num_blocks_override, memory_utilization or swap_space"):
         for backend, group in zip(loaded.backends, loaded.groups, strict=True):
             device = backend.allocate(group.spec, plan.num_blocks)
             host = backend.allocate_host(group.spec, plan.num_host_blocks) if plan.num_host_blocks else None
             caches.append(KVGroupCaches(backend, device, host))
-    except (RuntimeError, MemoryError) as error:
-        raise ConfigError(
-            f"the device refused {plan.num_blocks} KV blocks of {plan.block_bytes} bytes and the host"
-            f" {plan.num_host_blocks}: {error}; lower num_blocks_override, memory_utilization or swap_space"
-        ) from error
     if poison:
         for cache in caches:
             for tensor in cache.device.tensors + (cache.host.tensors if cache.host else ()):
                 if tensor.is_floating_point():
                     tensor.fill_(torch.nan)
     return caches
+
+
+@contextmanager
+def _refusals(what: str, settings: str) -> Iterator[None]:
+    """Systems and libraries that have no more memory say so in many ways; here all of them become one."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"there is no memory for {what}: {reason[:200]}; lower {settings}") from error
 
 
 def _settled(value: int | None) -> int:

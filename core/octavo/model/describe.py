@@ -26,6 +26,7 @@ from octavo.model.gguf_config import gguf_config
 from octavo.model.hf_describe import describe_hf
 from octavo.model.names import SAVED_ALONE, NameTable
 from octavo.model.slots import Slot, slots
+from octavo.model.soundness import check_sizes, check_spec
 from octavo.model.weights import dummy_weights, plan_weights, read_weights
 
 __all__ = ["ModelDescription", "describe_model", "describe_native", "load_weights"]
@@ -196,9 +197,11 @@ def _build(family: Family, c: ConfigView, max_model_len: int | None, path: Path)
     with _foreign_values(path, family.model_type):
         most = c.max_position_embeddings
         if not isinstance(most, int) or most < 1:
-            raise ModelError(f"max_position_embeddings must be a positive integer, it is {most!r}")
+            raise ModelError(f"max_position_embeddings must be a positive integer, it is {shown(most)}")
+        check_sizes(c)
         max_position = num_positions(c, max_model_len)
         spec = family.build(c, max_model_len or max_position)
+        check_spec(spec)
         for slot in slots(spec):
             if not all(isinstance(n, int) and n > 0 for n in slot.shape):
                 raise ValueError(f"{slot.name} would have shape {list(slot.shape)}")

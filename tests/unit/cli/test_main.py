@@ -91,9 +91,48 @@ def test_flags_win_over_environment_over_file(echo: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        b"max_num_seqs: [1\nblock_size: 8\n",
+        b"\tx: 1",
+        b"model: \xff\xfe",
+        b"[" * 5000,
+        b"x: !!python/object:os.x {}",
+        b"swap_space: 2020-99-99\n",
+        b"- 1\n",
+        b"3: 4\n",
+        b"max_num_seqs: {}\n",
+        b"max_num_seqs: '8'\n",
+        b"max_num_seqs: ~\n",
+        b"swap_space: 1" + b"0" * 400,
+        b"dtype: " + b"x" * 9000,
+    ],
+    ids=lambda content: str(content)[:24],
+)
+def test_settings_files_that_are_none(
+    content: bytes, echo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_bytes(content)
+    assert main(["generate", "demo", "x", "--config", str(file)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.startswith("octavo generate: error: ") and len(said) < 600
+    assert not echo.made
+
+
+@pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
         (["--max-num-seqs", "0"], 1, "max_num_seqs must be at least 1, got 0"),
+        (["--max-num-seqs", "65537"], 1, "max_num_seqs must be at most 65536, got 65537"),
+        (["--max-num-batched-tokens", "1" + "0" * 12], 1, "max_num_batched_tokens must be at most 16777216, got 1000"),
+        (["--num-blocks-override", "9999999999"], 1, "num_blocks_override must be at most 2147483647, got 9999999999"),
+        (["--num-threads", "1000000"], 1, "num_threads must be at most 1024, got 1000000"),
+        (["--swap-space", "inf"], 1, "swap_space must be at most 1048576, got inf"),
+        (["--swap-space", "nan"], 1, "swap_space must be at least 0, got nan"),
+        (["--memory-utilization", "nan"], 1, "memory_utilization must be over 0 and at most 1, got nan"),
+        (["--seed", "1" + "0" * 30], 1, "seed must be at most 9223372036854775807, got 1000"),
+        (["--block-size", "9" * 5000], 2, "block_size must be of type int, got '9999"),
         (["--max-num-seqs", "many"], 2, "max_num_seqs must be of type int, got 'many'"),
         (["--dtype", "int3"], 2, "invalid choice: 'int3'"),
         (["--top-p", "2"], 1, "top_p must be a number over 0 and at most 1, got 2.0"),

@@ -13,7 +13,8 @@ from octavo.contract import Capabilities
 from octavo.engine.settle import settle
 from octavo.errors import ConfigError
 
-BFLOAT16_MODEL: Any = SimpleNamespace(dtype=torch.bfloat16, max_position=2048)
+FILES = SimpleNamespace(kind="folder", name="model")
+BFLOAT16_MODEL: Any = SimpleNamespace(dtype=torch.bfloat16, max_position=2048, files=FILES)
 ANY = Capabilities(dtypes=(), kv_cache_dtypes=(), block_sizes=())
 
 

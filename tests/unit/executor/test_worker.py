@@ -205,13 +205,28 @@ def test_a_model_whose_longest_request_does_not_fit() -> None:
     assert start(small, num_blocks_override=8).memory_plan.num_blocks == 8
 
 
-def test_an_allocation_that_the_device_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("out of\nmemory"), MemoryError("out of memory"), OSError(12, "out of memory")],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_allocation_that_the_device_refuses(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: AttentionBackend, spec: object, num_blocks: int) -> None:
-        raise RuntimeError("out of memory")
+        raise error
 
     monkeypatch.setattr(ReferenceAttention, "allocate", refuse)
-    with pytest.raises(ConfigError, match=r"refused 9 KV blocks .* out of memory; lower num_blocks_override"):
+    rule = r"^there is no memory for 9 KV blocks .* out of memory; lower num_blocks_override[^\n]*$"
+    with pytest.raises(ConfigError, match=rule):
         start(Host(), num_blocks_override=9)
+
+
+def test_buffers_that_the_host_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError("358 GiB")
+
+    monkeypatch.setattr(worker, "ModelRunner", refuse)
+    with pytest.raises(ConfigError, match=r"no memory for the buffers of a step: 358 GiB; lower max_num_seqs"):
+        start(Host())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What cannot be served is refused in one line, before weights are read."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,30 @@ def test_the_folder_is_served_as_it_is(folder: Path) -> None:
     assert description.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"sliding_window": -1.5}, "attn.window must be a positive integer or null, the config makes it -1.5"),
+        ({"sliding_window": -1}, "attn.window must be a positive integer or null"),
+        ({"sliding_window": math.nan}, "attn.window must be"),
+        ({"sliding_window": "x"}, "attn.window must be"),
+        ({"sliding_window": [7]}, "[7]"),
+        ({"sliding_window": {"a": 1}}, "{'a': 1}"),
+        ({"sliding_window": True}, "attn.window must be"),
+        ({"sliding_window": 0, "layer_types": ["sliding_attention"] * 2}, "attn.window must be"),
+        ({"rms_norm_eps": "1e-6"}, "eps must be a finite number, the config makes it '1e-6'"),
+        ({"rms_norm_eps": math.inf}, "eps must be a finite number"),
+        ({"tie_word_embeddings": "no"}, "tied_embeddings must be true or false, the config makes it 'no'"),
+        ({"rope_parameters": {"rope_theta": math.inf, "rope_type": "linear", "factor": 0.0}}, "attn.rope.inv_freq"),
+    ],
+    ids=str,
+)
+def test_values_that_are_not_of_their_type(changes: dict[str, Any], rule: str, folder: Path) -> None:
+    """Python's JSON reads NaN and Infinity too."""
+    edit_config(folder, model_type="mistral", **changes)
+    assert rule in refusal(folder)
+
+
 def test_no_config(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert "has no config.json" in refusal(folder)
@@ -87,8 +112,14 @@ def test_what_no_family_covers(folder: Path, changes: dict[str, Any], said: str)
     [
         ({"hidden_size": ...}, "lacks 'hidden_size', which a model of type 'llama' needs"),
         ({"num_hidden_layers": None}, "lacks 'num_hidden_layers'"),
-        ({"hidden_size": "many"}, "values that make no llama model"),
-        ({"num_attention_heads": 0}, "values that make no llama model"),
+        ({"hidden_size": "many"}, "hidden_size must be a positive integer, the config makes it 'many'"),
+        ({"num_attention_heads": 0}, "attn.num_heads must be a positive integer, the config makes it 0"),
+        ({"hidden_size": 2**31}, "hidden_size must be at most 1048576, it is 2147483648"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers must be at most 4096"),
+        ({"num_hidden_layers": math.inf}, "num_hidden_layers must be at most 4096, it is inf"),
+        ({"num_hidden_layers": 0}, "layers must be some, each Layer, the config makes it ()"),
+        ({"num_hidden_layers": -1}, "lists 0 layer_types for -1 layers"),
+        ({"head_dim": 10**9}, "head_dim must be at most 65536"),
         ({"max_position_embeddings": -5}, "max_position_embeddings must be a positive integer, it is -5"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads evenly"),
         ({"layer_types": ["full_attention"]}, "lists 1 layer_types for 2 layers"),
