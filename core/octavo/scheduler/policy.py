@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from octavo.scheduler.request import Request
 
-__all__ = ["POLICIES", "Key", "Policy"]
+__all__ = ["POLICIES", "Key", "Policy", "fair"]
 
 Key = tuple[int, ...]
 Policy = Callable[[Request], Key]
@@ -20,4 +20,9 @@ def priority(request: Request) -> Key:
     return (request.priority, request.arrival)
 
 
-POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
+def fair(request: Request) -> Key:
+    """By turns, which are given at admission to whoever was served least (`FairQueue`); until then by arrival."""
+    return (0, request.turn) if request.turn >= 0 else (1, request.arrival)
+
+
+POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority, "fair": fair}

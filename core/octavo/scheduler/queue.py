@@ -42,6 +42,13 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return None
 
+    def admit(self, request: Request) -> None:
+        """Take out a request that is admitted."""
+        self.remove(request)
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        """A request was served so many tokens; nothing here depends on it."""
+
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands; nothing happens if it does not wait."""
         self._entries.pop(request.request_id, None)

@@ -16,10 +16,10 @@ from octavo.cache.manager import BlockChain, BlockManager
 from octavo.cache.prefix import PrefixMatch, root_hash
 from octavo.config import SchedulerConfig
 from octavo.errors import RequestError
+from octavo.scheduler.fair import queue_of
 from octavo.scheduler.limits import Limits
 from octavo.scheduler.messages import ModelRunnerOutput, NewSequence, RequestUpdate, ScheduledSequence, SchedulerOutput
 from octavo.scheduler.policy import POLICIES
-from octavo.scheduler.queue import WaitingQueue
 from octavo.scheduler.request import FinishReason, Request, RequestState, Sequence
 from octavo.scheduler.stats import SchedulerStats
 from octavo.scheduler.updates import Updates, finish_reason_of
@@ -63,7 +63,7 @@ class Scheduler:
         self.running: list[Request] = []
         self._config = config
         self._policy = POLICIES[config.scheduling_policy]
-        self.waiting = WaitingQueue(self._policy)
+        self.waiting = queue_of(config)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._limits = Limits(max_model_len, self._max_num_seqs, manager.pool.num_blocks, manager.block_size)
@@ -116,6 +116,7 @@ class Scheduler:
             request.sequences.append(seq)
         self.requests[request.request_id] = request
         if request.runs_alone:
+            self.waiting.admit(request)  # it has its turn from now on
             self._suspects[request.request_id] = request
         else:
             self.waiting.push(request)
@@ -286,7 +287,7 @@ class Scheduler:
             return self._wait(request, f"one of max_num_seqs = {self._max_num_seqs} places")
         if self.running and needed + len(self.running) > self.manager.num_free:  # one block each to grow into
             return self._wait(request, KV_BLOCKS)
-        self.waiting.remove(request)
+        self.waiting.admit(request)
         self.running.insert(self._turn(request), request)
         self._place(request, match)
         return True
@@ -323,6 +324,8 @@ class Scheduler:
         else:
             self._start(request, request.live[0], match)
         request.state = RequestState.RUNNING
+        if request.num_cached_tokens is None:
+            self.waiting.charge(request, request.num_prompt_tokens - match.num_tokens)
         self.stats.admitted(request, match.num_tokens)
         request.waits_for = ""
         prefix = f"prefix hit {match.num_tokens} tokens, then {match.reason} at {match.position}"
@@ -438,6 +441,7 @@ class Scheduler:
             return
         start = seq.num_computed
         self.stats.computed(request, seq, item.num_tokens, len(item.samples))
+        self.waiting.charge(request, len(item.samples))
         self._updates.chunk(request, seq, item.num_tokens)
         self.manager.publish(seq.seq_id, seq.token_ids, seq.chain, start, seq.num_computed)
         scored = result.prompt_logprobs.get(seq.seq_id, [])

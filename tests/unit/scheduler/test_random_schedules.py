@@ -34,7 +34,7 @@ def requests(draw: st.DrawFn) -> dict[str, object]:
     budget=st.sampled_from([1, 2, 5, 16, 17, 64]),
     num_seats=st.integers(3, 8),
     mode=st.sampled_from(["recompute", "swap"]),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from(["fcfs", "priority", "fair"]),
     caching=st.booleans(),
     aborts=st.dictionaries(st.integers(0, 40), st.integers(0, 9), max_size=3),
     stops=st.dictionaries(st.integers(0, 40), st.integers(0, 9), max_size=2),
