@@ -1,10 +1,14 @@
 """The `octavo` command. A sub-command's module is imported once it is called, so that help comes at once."""
 
 import argparse
+import io
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 from octavo import __version__
@@ -45,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     What a user can mend is one line on stderr; --debug shows its traceback too.
     """
+    _settle_streams()
     given = list(sys.argv[1:] if argv is None else argv)
     command = given[0] if given and given[0] in COMMANDS else None
     parser, commands = _parsers(command)
@@ -54,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     args = commands[command].parse_intermixed_args(given[1:])  # prompts may stand after flags
     try:
-        code: int | None = _module(command).run(args)
+        with _refusals_unlogged():
+            code: int | None = _module(command).run(args)
         sys.stdout.flush()
     except OctavoError as error:
         if args.debug:
@@ -63,11 +69,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has left. Python would complain once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read the output has left
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:  # the system refuses, as where the disk is full that the output goes to
+        if args.debug:
+            raise
+        _drop_output()
+        print(f"octavo {command}: error: {error}", file=sys.stderr)
+        return EXIT_ERROR
     return code or 0
+
+
+def _settle_streams() -> None:
+    """Give every stream that the caller closed an empty one, and let no character be a reason to stop."""
+    nothing = Path(os.devnull)
+    sys.stdin = sys.stdin or nothing.open(encoding="utf-8")
+    sys.stdout = sys.stdout or nothing.open("w", encoding="utf-8")
+    sys.stderr = sys.stderr or nothing.open("w", encoding="utf-8")
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """Let what is left of the output go nowhere. Python would complain once more when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _refusals_unlogged() -> Iterator[None]:
+    """What the engine refuses is printed as the command's error, and need not be said by the log too."""
+    log = logging.getLogger("octavo.engine.llm")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _parsers(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:

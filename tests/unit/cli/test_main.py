@@ -40,7 +40,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_unknown_command_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("sing") == 2
-    assert "'generate', 'chat', 'models', 'info'" in capsys.readouterr().err
+    assert "'generate', 'serve', 'chat', 'models', 'info'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
@@ -189,6 +189,43 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         done = subprocess.run([sys.executable, "-c", script], stdout=out, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 141
     assert done.stderr == b""
+
+
+SCRIPT = """
+import logging, sys
+from octavo.cli import generate, main
+def run(args):
+    logging.getLogger("octavo.engine.llm").warning("request 0 refused: said twice")
+    print(generate._read_stdin(), "\u65e5", chr(0xd800))
+    return 0
+generate.run = run
+sys.exit(main.main(["generate", "demo"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "out", "err"),
+    [
+        ("printf hello | {}", 0, "hello \u65e5 ?\n", ""),
+        ("printf 'a\\377b' | {}", 0, "a\ufffdb \u65e5 ?\n", ""),
+        ("printf hello | PYTHONIOENCODING=ascii:strict {}", 0, "hello ? ?\n", ""),
+        ("{} <&-", 0, " \u65e5 ?\n", ""),
+        ("{} </dev/null >&-", 0, "", ""),
+        ("{} </dev/null 2>&-", 0, " \u65e5 ?\n", ""),
+        ("{} </dev/null >/dev/full", 1, "", "octavo generate: error: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_streams_of_all_kinds(shell: str, code: int, out: str, err: str, tmp_path: Path) -> None:
+    """Nothing but the answer is printed: no traceback, and no refusal once by the log and once as the error."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        ["sh", "-c", shell.format(f"{sys.executable} {script}")],
+        env={**os.environ, "PYTHONUTF8": "0", "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (code, out, err)
 
 
 def raiser(error: BaseException) -> Any:
