@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from octavo.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
     from octavo.errors import OctavoError
     from octavo.sampling_params import SamplingParams
+    from octavo.structured_output import StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -20,6 +21,7 @@ __all__ = [
     "OctavoError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutput",
 ]
 
 # Resolved on first use: a plugin that imports octavo.contract must not pull in the engine.
@@ -31,6 +33,7 @@ _HOMES = {
     "OctavoError": "octavo.errors",
     "RequestOutput": "octavo.engine.outputs",
     "SamplingParams": "octavo.sampling_params",
+    "StructuredOutput": "octavo.structured_output",
 }
 
 

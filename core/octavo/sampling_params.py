@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.errors import RequestError, shown
+from octavo.structured_output import StructuredOutput
 
 __all__ = ["MAX_LOGPROBS", "SamplingParams"]
 
@@ -40,6 +41,8 @@ class SamplingParams:
         seed: fixes the outcome; None: one is drawn at admission.
         skip_special_tokens: leave special tokens out of the text.
         detokenize: make text at all.
+        structured: the form that the output must have; it ends where the form is complete, ignore_eos or not, and
+            min_tokens holds the end off only while the form allows something else.
 
     """
 
@@ -66,6 +69,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
+    structured: StructuredOutput | None = None
     # What the text fields mean in token ids, filled at admission by whoever has the tokenizer.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
@@ -84,6 +88,8 @@ class SamplingParams:
         self._check_integers()
         self._check_numbers()
         self._check_bias()
+        if not isinstance(self.structured, StructuredOutput | None):
+            raise RequestError(f"structured must be a StructuredOutput, got {shown(self.structured)}", "structured")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens {self.min_tokens} is over max_tokens {self.max_tokens}", "min_tokens")
         if self.n > 1 and self.temperature == 0:
@@ -165,6 +171,7 @@ class SamplingParams:
             or self.allowed_token_ids is not None
             or self.bad_words_token_ids
             or self.min_tokens
+            or self.structured is not None
         )
 
     def but(self, **changes: Any) -> "SamplingParams":

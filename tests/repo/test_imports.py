@@ -12,6 +12,7 @@ from repo.sources import ROOT, text_of, tracked
 # From the ground up. A module may import its own part and the parts on lower lines.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
+    ("structured_output",),
     ("config", "sampling_params", "pooling_params", "gguf_file"),
     ("contract",),
     ("hardware",),

@@ -15,6 +15,7 @@ from octavo.model.describe import describe_model
 from octavo.model.description import ModelDescription
 from octavo.model.encoder import EncoderModel
 from octavo.model.files import resolve_model
+from octavo.text.grammar import GrammarCompiler
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["Prepared", "describe", "load_engine", "prepare", "tokenizer_of"]
@@ -27,6 +28,7 @@ class Prepared:
     config: EngineConfig
     description: ModelDescription
     tokenizer: Tokenizer
+    grammars: GrammarCompiler
     platform: Platform
     registry: Registry
 
@@ -55,7 +57,9 @@ def prepare(given: EngineConfig, *, progress: bool) -> Prepared:
     description = describe(given, progress=progress)
     platform = create_platform(platform_info, given.platform.device)
     config = settle(given, description, platform)
-    return Prepared(config, description, tokenizer_of(given, description), platform, registry)
+    tokenizer = tokenizer_of(given, description)
+    grammars = GrammarCompiler(tokenizer, description.eos_token_ids)
+    return Prepared(config, description, tokenizer, grammars, platform, registry)
 
 
 def load_engine(prepared: Prepared, *, progress: bool) -> EngineCore | EmbeddingEngine:
@@ -74,6 +78,7 @@ def load_engine(prepared: Prepared, *, progress: bool) -> EngineCore | Embedding
         prepared.platform,
         prepared.registry,
         vocab_size=prepared.tokenizer.vocab_size,
+        grammars=prepared.grammars,
         progress=progress,
     )
     return EngineCore(config, executor)

@@ -49,6 +49,8 @@ from octavo.model.sentence import own_pooling
 from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import RequestUpdate
+from octavo.structured_output import StructuredOutput
+from octavo.text.grammar import GrammarCompiler
 
 __all__ = ["AsyncEngine", "EngineState"]
 
@@ -57,6 +59,7 @@ EngineState = Literal["loading", "ready", "restarting", "dead", "stopped"]
 MAX_DEATHS_OF_REQUEST = 2  # a request that was in so many fatal steps is failed
 MAX_UNEXPLAINED_DEATHS = 3  # so many in a row without a request that was in all of them end the engine
 CALM_SECONDS = 600.0  # after so long without a death the count begins anew
+MAX_GRAMMAR_SECONDS = 20.0  # in which the form of a structured output must be compiled, the wait for others included
 
 ANYWHERE = Origin()
 
@@ -111,6 +114,8 @@ class AsyncEngine:
         self._inputs = Inputs(self.tokenizer, self.description.vocab_size, config.model.seed)
         self._outputs = OutputProcessor(self.tokenizer)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-tokenize")
+        self._grammars = GrammarCompiler(self.tokenizer, self.description.eos_token_ids)
+        self._grammar_threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-grammar")
         self._stall_timeout = stall_timeout
         self._live: dict[str, _Live] = {}
         self._numbers = itertools.count(1)
@@ -258,6 +263,8 @@ class AsyncEngine:
         received = time.time() if origin.received is None else origin.received
         deadline = None if origin.max_wait is None else time.monotonic() + origin.max_wait
         tokenized = prompt if isinstance(prompt, TokenizedPrompt) else await self.tokenize(prompt)
+        if params.structured is not None:
+            await self._check_structured(params.structured)
         completed = self._inputs.complete(params)
         number = next(self._numbers)
         request_id = request_id or f"request-{number}"
@@ -324,6 +331,15 @@ class AsyncEngine:
         """Tell somebody of steps, tokens and ends of requests, from now on."""
         self.history.observers.append(observer)
 
+    async def _check_structured(self, structured: StructuredOutput) -> None:
+        """Compile the form off the loop, to refuse it here if it is none; the engine compiles its own."""
+        work = asyncio.get_running_loop().run_in_executor(self._grammar_threads, self._grammars.compile, structured)
+        try:
+            await asyncio.wait_for(work, MAX_GRAMMAR_SECONDS)
+        except TimeoutError:
+            kind = structured.kind
+            raise RequestError(f"the {kind} took over {MAX_GRAMMAR_SECONDS:g} s to compile", kind) from None
+
     async def abort(self, request_ids: Collection[str]) -> None:
         """End requests; their streams end with finish reason "abort"."""
         await self._send(Abort(list(request_ids)))
@@ -354,6 +370,7 @@ class AsyncEngine:
             self._enter("stopped")
         self._fail_all("the engine was stopped")
         self._threads.shutdown(wait=False)
+        self._grammar_threads.shutdown(wait=False, cancel_futures=True)
 
     async def _keep(self) -> None:
         """Run one engine process after another, until one ends for good."""

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -39,10 +40,12 @@ from octavo.engine.wire import (
 )
 from octavo.errors import OctavoError, RequestError
 from octavo.scheduler.request import Request
+from octavo.text.grammar import CompiledGrammar
 
 __all__ = ["main"]
 
 IDLE_SECONDS = 1.0  # between signs of life when there is nothing to do
+COMPILING_SECONDS = 0.005  # between looks whether a structured output is compiled, when there is nothing else to do
 PR_SET_PDEATHSIG = 1  # Linux prctl(2)
 LOG_LEVEL_VARIABLE = "OCTAVO_LOG_LEVEL"
 
@@ -59,6 +62,8 @@ class EngineChild:
         self._socket.set_hwm(0)  # the front bounds what is under way; nothing is dropped here
         self._socket.connect(address)
         self._numbers: dict[str, int] = {}
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="octavo-grammar")
+        self._compiling: list[tuple[AddRequest, Future[CompiledGrammar]]] = []
 
     def run(self) -> int:
         """Load, then step until told to stop; the process's exit status."""
@@ -67,6 +72,7 @@ class EngineChild:
         self._board = Board(Path(start.board), start.max_requests)
         try:
             prepared = prepare(EngineConfig.of(**start.settings), progress=False)
+            self._grammars = prepared.grammars
             self._engine: EngineCore | EmbeddingEngine = load_engine(prepared, progress=False)
             self._engine.on_progress(self._board.beat)
         except OctavoError as error:
@@ -86,21 +92,29 @@ class EngineChild:
 
     def _hear(self) -> bool:
         """Take the front's messages, waiting for one where there is nothing else to do; False: stop."""
-        wait = 0 if self._engine.has_work else int(IDLE_SECONDS * 1000)
+        idle = COMPILING_SECONDS if self._compiling else IDLE_SECONDS
+        wait = 0 if self._engine.has_work else int(idle * 1000)
         while self._socket.poll(wait):
             message = decode_to_engine(self._socket.recv())
             if isinstance(message, Stop):
                 return False
             self._obey(message)
             wait = 0
+        self._add_compiled()
         self._board.beat()
         return os.getppid() == self._parent
 
     def _obey(self, message: ToEngine) -> None:
         if isinstance(message, AddRequest):
-            self._add(message)
+            if message.params.structured is None:
+                self._add(message, None)
+            else:  # it waits until its form is compiled, in the helper's thread
+                compiling = self._helper.submit(self._grammars.compile, message.params.structured)
+                self._compiling.append((message, compiling))
         elif isinstance(message, Abort):
             self._engine.abort(message.request_ids)
+            gone = set(message.request_ids)
+            self._compiling = [waiting for waiting in self._compiling if waiting[0].request_id not in gone]
             for request_id in message.request_ids:
                 self._numbers.pop(request_id, None)
         elif isinstance(message, FinishSample):
@@ -108,7 +122,19 @@ class EngineChild:
         elif isinstance(message, ResetPrefixCache):
             self._engine.reset_prefix_cache()
 
-    def _add(self, message: AddRequest) -> None:
+    def _add_compiled(self) -> None:
+        """Add the requests whose structured outputs are compiled by now."""
+        waiting, self._compiling = self._compiling, []
+        for message, compiling in waiting:
+            if not compiling.done():
+                self._compiling.append((message, compiling))
+            elif (error := compiling.exception()) is None:
+                self._add(message, compiling.result())
+            else:
+                param = error.param if isinstance(error, RequestError) else None
+                self._send(Refused(message.request_id, str(error), param))
+
+    def _add(self, message: AddRequest, grammar: CompiledGrammar | None) -> None:
         request = Request(
             message.request_id,
             message.token_ids,
@@ -123,6 +149,7 @@ class EngineChild:
             num_prompt_logprobs=message.num_prompt_logprobs,
             num_prompt_done=message.num_prompt_done,
             runs_alone=message.runs_alone,
+            grammar=grammar,
         )
         try:
             self._engine.add_request(request)

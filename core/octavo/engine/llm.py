@@ -66,6 +66,7 @@ class LLM:
         progress = progress_wanted()
         prepared = prepare(given, progress=progress)
         self.config, self.description, self.tokenizer = prepared.config, prepared.description, prepared.tokenizer
+        self._grammars = prepared.grammars
         self._engine = load_engine(prepared, progress=progress)
         self._inputs = Inputs(self.tokenizer, self.description.vocab_size, self.config.model.seed)
         self._outputs = OutputProcessor(self.tokenizer)
@@ -303,6 +304,7 @@ class LLM:
                 pooling=wish.pooling,
                 eos_token_ids=self.description.eos_token_ids,
                 priority=wish.priority,
+                grammar=None if completed.structured is None else self._grammars.compile(completed.structured),
             )
             with self._lock:
                 self._engine.add_request(request)

@@ -11,6 +11,7 @@ from octavo.hardware.registry import Registry
 from octavo.hardware.resolve import Manifest
 from octavo.model.describe import ModelDescription
 from octavo.scheduler.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.text.grammar import GrammarCompiler
 
 __all__ = ["LocalExecutor"]
 
@@ -24,6 +25,7 @@ class LocalExecutor(Executor):
         platform: the device.
         registry: where portable ops come from.
         vocab_size: ids from here on are never sampled (the tokenizer's size); None: every row of the head may be.
+        grammars: compiles structured outputs; None: requests for one fail.
         progress: show bars while weights load.
 
     Raises:
@@ -39,9 +41,12 @@ class LocalExecutor(Executor):
         registry: Registry,
         *,
         vocab_size: int | None = None,
+        grammars: GrammarCompiler | None = None,
         progress: bool = False,
     ) -> None:
-        self._worker = Worker(config, description, platform, registry, vocab_size=vocab_size, progress=progress)
+        self._worker = Worker(
+            config, description, platform, registry, vocab_size=vocab_size, grammars=grammars, progress=progress
+        )
 
     @property
     def memory_plan(self) -> MemoryPlan:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.sampling_params import SamplingParams
+from octavo.text.grammar import GrammarState
 
 __all__ = ["LogitsProcessor", "TokenCounts"]
 
@@ -48,6 +49,8 @@ class TokenCounts:
 class LogitsProcessor:
     """What one sequence's parameters do to a row of logits, in this order: masks, logit_bias, penalties.
 
+    `grammar` is the state of its structured output, if it has one, after the tokens of `output_ids`.
+
     Ids outside the vocabulary are ignored wherever they come from: they are never sampled anyhow.
     """
 
@@ -58,6 +61,7 @@ class LogitsProcessor:
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
         vocab_size: int,
+        grammar: GrammarState | None = None,
     ) -> None:
         def known(ids: Iterable[int]) -> npt.NDArray[np.int64]:
             return np.asarray(sorted({i for i in ids if 0 <= i < vocab_size}), np.int64)
@@ -66,6 +70,7 @@ class LogitsProcessor:
         self._num_output = 0
         self._allowed = None if params.allowed_token_ids is None else known(params.allowed_token_ids)
         self._ends = known((*eos_token_ids, *params.stop_token_ids))
+        self._eos = known(eos_token_ids)
         bias = params.logit_bias or {}
         self._biased = known(bias)
         self._bias = np.asarray([bias[int(i)] for i in self._biased], np.float32)
@@ -77,18 +82,27 @@ class LogitsProcessor:
 
         penalised = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
         self._counts = TokenCounts(i for i in prompt_ids if i < vocab_size) if penalised else None
+        self._grammar: GrammarState | None = None
         for token_id in output_ids:
             self.append(token_id)
+        self._grammar = grammar
 
     def append(self, token_id: int) -> None:
         """Take note of the token that was chosen."""
         self._num_output += 1
+        if self._grammar is not None:
+            self._grammar.append(token_id)
         self._tail.append(token_id)
         if self._counts is not None:
             self._counts.add(token_id)
 
     def apply(self, logits: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
-        """Fill out [V] from logits [V], which stay as they are; what is masked becomes -inf."""
+        """Fill out [V] from logits [V], which stay as they are; what is masked becomes -inf.
+
+        Raises:
+            RequestError: the structured output cannot go on.
+
+        """
         if self._allowed is None:
             out[:] = logits
         else:
@@ -97,11 +111,22 @@ class LogitsProcessor:
         out[self._bad_tokens] = -np.inf
         if self._bad_words:
             out[self._forbidden_now()] = -np.inf
+        if self._grammar is not None:
+            self._grammar.mask(out)
+            if self._grammar.is_waiting:
+                out[self._eos] = -np.inf
         if self._num_output < self._params.min_tokens:
-            out[self._ends] = -np.inf
+            self._hold_off_ends(out)
         out[self._biased] += self._bias
         if self._counts is not None:
             self._penalise(self._counts, out)
+
+    def _hold_off_ends(self, out: npt.NDArray[np.float32]) -> None:
+        """Mask the ends, unless the structured output is complete and nothing but an end may come."""
+        ends = out[self._ends]
+        out[self._ends] = -np.inf
+        if self._grammar is not None and out.max() == -np.inf:
+            out[self._ends] = ends
 
     def _forbidden_now(self) -> list[int]:
         """Last ids of the bad words whose other ids the sequence ends with."""

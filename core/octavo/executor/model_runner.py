@@ -13,10 +13,12 @@ import numpy.typing as npt
 import torch
 
 from octavo.contract import AttentionBackend, KVCache, Program, RowMode, Rows, StepOutput
+from octavo.errors import RequestError
 from octavo.executor.batch import BatchBuilder, Piece, SequenceStore
 from octavo.executor.logits import LogitsProcessor
 from octavo.executor.logprobs import from_logits, from_scores
 from octavo.executor.sampler import Draw, RowError, Sampler
+from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import (
     HiddenSum,
     ModelRunnerOutput,
@@ -26,6 +28,7 @@ from octavo.scheduler.messages import (
     SequenceFailure,
     TokenLogprobs,
 )
+from octavo.text.grammar import GrammarCompiler, GrammarState
 
 __all__ = ["MAX_PROMPT_LOGITS", "KVGroupCaches", "ModelRunner", "RunnerLimits", "scores_prompts"]
 
@@ -73,6 +76,7 @@ class _Sequence:
     seq_id: int
     origin: NewSequence
     processor: LogitsProcessor | None
+    fault: str | None = None  # why no token can be chosen
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,17 @@ class ModelRunner:
     """One program, its KV caches and the sequences whose keys and values lie there."""
 
     def __init__(
-        self, program: Program, groups: Sequence[KVGroupCaches], limits: RunnerLimits, device: torch.device
+        self,
+        program: Program,
+        groups: Sequence[KVGroupCaches],
+        limits: RunnerLimits,
+        device: torch.device,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._program = program
         self._groups = groups
         self._limits = limits
+        self._grammars = grammars
         self._store = SequenceStore(limits.max_num_seqs, limits.max_model_len, limits.block_size, limits.poison)
         self._builder = BatchBuilder(
             self._store,
@@ -146,11 +156,22 @@ class ModelRunner:
     def _add(self, new: NewSequence) -> None:
         params, num_prompt = new.params, new.num_prompt_tokens
         self._store.add(new.seq_id, new.token_ids, new.block_ids)
-        processor = None
+        processor = fault = None
         if params.changes_logits:
             prompt, output = new.token_ids[:num_prompt], new.token_ids[num_prompt:]
-            processor = LogitsProcessor(params, new.eos_token_ids, prompt, output, self._limits.vocab_size)
-        self._sequences[new.seq_id] = _Sequence(new.seq_id, new, processor)
+            try:
+                grammar = self._grammar_of(params, output)
+            except RequestError as error:
+                grammar, fault = None, str(error)
+            processor = LogitsProcessor(params, new.eos_token_ids, prompt, output, self._limits.vocab_size, grammar)
+        self._sequences[new.seq_id] = _Sequence(new.seq_id, new, processor, fault)
+
+    def _grammar_of(self, params: SamplingParams, output_ids: Sequence[int]) -> GrammarState | None:
+        if params.structured is None:
+            return None
+        if self._grammars is None:
+            raise RequestError("this engine was made without a compiler of structured outputs", "structured")
+        return self._grammars.compile(params.structured).begin(output_ids)
 
     def _move_blocks(self, step: SchedulerOutput) -> None:
         for group in self._groups:
@@ -272,7 +293,9 @@ class ModelRunner:
         for share, mode, place in choosing:
             for seq_id in share.sample_for:
                 sequence = self._sequences[seq_id]
-                if mode is RowMode.GREEDY:
+                if sequence.fault is not None:
+                    result.failures[seq_id] = sequence.fault
+                elif mode is RowMode.GREEDY:
                     assert output.greedy_ids is not None
                     self._take(sequence, int(output.greedy_ids[place]), None, result)
                 else:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.errors import RequestError
 from octavo.executor.logits import LogitsProcessor
 from octavo.executor.philox import uniforms
 from octavo.sampling_params import SamplingParams
@@ -83,6 +84,8 @@ class Sampler:
             return self._choose(draw, number)
         except RowError as error:
             return error
+        except RequestError as error:
+            return RowError(str(error))
         except Exception as error:
             logger.exception("sampling failed")
             return RowError(f"sampling failed: {error}")
@@ -96,7 +99,7 @@ class Sampler:
         top = logits[best]
         if not math.isfinite(top):
             raise RowError(
-                "masks leave no token that may be sampled (allowed_token_ids, bad_words, min_tokens)"
+                "masks leave no token that may be sampled (allowed_token_ids, bad_words, min_tokens, structured)"
                 if top == -np.inf
                 else "the model gave logits that are not numbers"
             )

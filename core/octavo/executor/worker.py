@@ -21,6 +21,7 @@ from octavo.model.description import HfModel, ModelDescription, NativeModel
 from octavo.model.generic import GenericProgram
 from octavo.model.kv_groups import KVGroup, group_layers, kv_groups
 from octavo.scheduler.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.text.grammar import GrammarCompiler
 
 __all__ = ["POISON_VARIABLE", "Worker"]
 
@@ -66,6 +67,7 @@ class Worker:
         registry: Registry,
         *,
         vocab_size: int | None = None,
+        grammars: GrammarCompiler | None = None,
         progress: bool = False,
     ) -> None:
         self.platform = platform
@@ -104,7 +106,7 @@ class Worker:
         )
         self._runner: ModelRunner | None = None
         with _refusals("the buffers of a step", "max_num_seqs, max_num_batched_tokens or max_model_len"):
-            self._runner = ModelRunner(loaded.program, caches, limits, platform.device)
+            self._runner = ModelRunner(loaded.program, caches, limits, platform.device, grammars)
 
     def facts(self) -> Mapping[str, str]:
         """Name to one line, for `octavo info`."""

@@ -81,6 +81,7 @@ class Request:
         runs_alone: whether its first step is its own, after all others that are there (it may be at fault).
         num_prompt_done: prompt tokens that were computed or found in the prefix cache, each counted once,
             whatever a preemption or the death of an engine threw away since.
+        grammar: its structured output, compiled: held here, so that whoever samples finds it ready; or None.
         pool: what has been pooled, where an embedding is wanted (then max_tokens is 0 and n is 1); or None.
 
     """
@@ -102,6 +103,7 @@ class Request:
         num_prompt_logprobs: int = 0,
         num_prompt_done: int = 0,
         runs_alone: bool = False,
+        grammar: object = None,
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = list(prompt_token_ids)
@@ -120,6 +122,7 @@ class Request:
         self.known_outputs = dict(known_outputs or {})
         self.known_finished = frozenset(known_finished)
         self.runs_alone = runs_alone
+        self.grammar = grammar
         self.num_prompt_logprobs = num_prompt_logprobs  # positions scored so far
         self.num_prompt_done = num_prompt_done
         self.num_cached_tokens: int | None = None  # of the prompt, by prefix hits at the first admission

@@ -20,7 +20,8 @@ def finish_reason_of(request: Request, seq: Sequence) -> tuple[FinishReason | No
     min_tokens needs no look here: until then the sampler never draws a token that ends.
     """
     token_id = seq.token_ids[-1]
-    if token_id in request.eos_token_ids and not request.params.ignore_eos:
+    ignores_eos = request.params.ignore_eos and request.params.structured is None
+    if token_id in request.eos_token_ids and not ignores_eos:
         return "stop", None
     if token_id in request.params.stop_token_ids:
         return "stop", token_id

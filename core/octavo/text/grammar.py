@@ -1,0 +1,235 @@
+"""Holds outputs to a form: compiles it for the model's vocabulary, and follows one sequence through it.
+
+Whoever sent the form waits for its compilation alone: it may be done in any thread, and the library lets go of the
+interpreter meanwhile. Its time and memory are bounded by fuel; what needs more is refused.
+"""
+
+import json
+import re
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from octavo.errors import RequestError
+from octavo.structured_output import StructuredOutput
+from octavo.text.schema import ANY_OBJECT, WHITE_SPACE, bounded
+from octavo.text.tokenizer import Tokenizer
+
+__all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarState"]
+
+LEXER_FUEL = 100_000  # of the library's units for a compilation, and for one token: at most about 0.1 s
+MAX_LEXER_STATES = 50_000  # about 2 kB each
+
+_MAX_REASON = 300
+
+
+class GrammarState:
+    """Where one sequence stands in its form."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, after_token_id: int | None, output_ids: Iterable[int]) -> None:
+        self._matcher = matcher
+        self._after_token_id = after_token_id
+        for token_id in output_ids:
+            self.append(token_id)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the form begins later: any token but an end may come."""
+        return self._after_token_id is not None
+
+    def append(self, token_id: int) -> None:
+        """Take note of the token that was chosen; one that does not fit shows at the next `mask`."""
+        if not self.is_waiting:
+            self._matcher.consume_token(token_id)
+        elif token_id == self._after_token_id:
+            self._after_token_id = None
+
+    def mask(self, logits: npt.NDArray[np.float32]) -> None:
+        """Put -inf on whatever of logits [V] cannot come next. An end may come only where the form is complete.
+
+        Raises:
+            RequestError: the form cannot be followed any further; the sequence must end.
+
+        """
+        if self.is_waiting:
+            return
+        packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error():
+            raise RequestError(f"the structured output cannot go on: {_reason(self._matcher)}")
+        allowed = np.unpackbits(packed, count=len(logits), bitorder="little")
+        logits[allowed == 0] = -np.inf
+
+
+class CompiledGrammar:
+    """A form, compiled for one vocabulary. Threads may share it."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, after_token_id: int | None) -> None:
+        self._matcher = matcher
+        self._after_token_id = after_token_id
+        self._lock = threading.Lock()
+
+    def begin(self, output_ids: Iterable[int] = ()) -> GrammarState:
+        """A sequence that has these tokens already."""
+        with self._lock:
+            matcher = self._matcher.deep_copy()
+        return GrammarState(matcher, self._after_token_id, output_ids)
+
+
+class GrammarCompiler:
+    """Compiles forms for one tokenizer. Threads may share it; nothing is done before the first form.
+
+    A compiled form is found again as long as somebody holds it, and the latest few are held here.
+
+    Args:
+        tokenizer: of the model.
+        eos_token_ids: that end an output, as the model has them.
+        num_kept: forms held for those who come next.
+
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Iterable[int], num_kept: int = 32) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = sorted(i for i in eos_token_ids if 0 <= i < tokenizer.vocab_size)
+        self._num_kept = num_kept
+        self._kept: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
+        self._known: weakref.WeakValueDictionary[StructuredOutput, CompiledGrammar] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._limits = llguidance.LLParserLimits(
+            initial_lexer_fuel=LEXER_FUEL,
+            step_lexer_fuel=LEXER_FUEL,
+            max_lexer_states=MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
+
+    def __len__(self) -> int:
+        """Compiled forms that somebody holds."""
+        return len(self._known)
+
+    def compile(self, structured: StructuredOutput) -> CompiledGrammar:
+        """The form, compiled now or before.
+
+        Raises:
+            RequestError: it is not valid, allows nothing or is too complex; or the model's vocabulary does not serve.
+
+        """
+        with self._lock:
+            found = self._known.get(structured)
+        if found is None:
+            found = CompiledGrammar(self._matcher(structured), structured.after_token_id)
+        with self._lock:
+            found = self._known.setdefault(structured, found)
+            self._kept[structured] = found
+            self._kept.move_to_end(structured)
+            while len(self._kept) > self._num_kept:
+                self._kept.popitem(last=False)
+        return found
+
+    def _matcher(self, structured: StructuredOutput) -> llguidance.LLMatcher:
+        vocabulary = self._loaded_vocabulary()
+        matcher = llguidance.LLMatcher(vocabulary, _source(structured), log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # much of the work is put off until here
+        if matcher.is_error():
+            kind = structured.kind
+            raise RequestError(f"the {kind} cannot be used: {_reason(matcher)}", kind)
+        return matcher
+
+    def _loaded_vocabulary(self) -> llguidance.LLTokenizer:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = _vocabulary(self._tokenizer, self._eos_token_ids)
+            return self._vocabulary
+
+
+def _source(structured: StructuredOutput) -> str:
+    """The form in the library's own language."""
+    matcher = llguidance.LLMatcher
+    if structured.regex is not None:
+        return matcher.grammar_from_regex(structured.regex)
+    if structured.choice:
+        return matcher.grammar_from_lark("start: " + " | ".join(map(quoted, structured.choice)))
+    if structured.grammar is not None:
+        try:
+            return matcher.grammar_from_lark(any_to_lark(structured.grammar))
+        except (GbnfToLarkError, RecursionError) as error:
+            reason = str(error)[:_MAX_REASON] or "it is nested too deeply"
+            raise RequestError(f"the grammar cannot be used: {reason}", "grammar") from error
+    if structured.json_schema is None:
+        return matcher.grammar_from_lark(ANY_OBJECT)
+    try:
+        schema = bounded(json.loads(str(structured.json_schema)))
+        return matcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE_SPACE})
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the json_schema cannot be used: {str(error)[:_MAX_REASON]}", "json_schema") from error
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    """The library's reason in one line."""
+    text = re.sub(r"<(non-verbose|state)/?>", "", matcher.get_error())
+    return " ".join(text.split())[:_MAX_REASON] or "the form is too complex"
+
+
+class _Vocabulary:
+    """The tokenizer as the library reads it."""
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_token_ids)
+        self._tokenizer = tokenizer
+        self._line_break = tokenizer.encode("\n", add_special_tokens=False)
+        special = tokenizer.special_token_ids
+        self._id_of = {piece: i for i, piece in enumerate(self.tokens) if piece and i not in special}
+        self._longest = max(map(len, self._id_of), default=0)
+
+    def __call__(self, text: str) -> Sequence[int]:
+        """The ids of a text within an output: exactly its bytes, and if possible as the model would write it."""
+        data = text.encode("utf-8", "replace")
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        if self._bytes(ids) == data:
+            return ids
+        # A vocabulary that puts a space before a text has it bare after a line break.
+        ids = self._tokenizer.encode("\n" + text, add_special_tokens=False)
+        rest = ids[len(self._line_break) :]
+        if ids[: len(self._line_break)] == self._line_break and self._bytes(rest) == data:
+            return rest
+        return self._longest_pieces(data)
+
+    def _bytes(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self.tokens[token_id] for token_id in ids)
+
+    def _longest_pieces(self, data: bytes) -> list[int]:
+        ids, start = [], 0
+        while start < len(data):
+            sizes = range(min(self._longest, len(data) - start), 0, -1)
+            size = next((size for size in sizes if data[start : start + size] in self._id_of), 0)
+            if not size:
+                break  # no token has this byte
+            ids.append(self._id_of[data[start : start + size]])
+            start += size
+        return ids
+
+
+def _vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> llguidance.LLTokenizer:
+    if tokenizer.pieces is None:
+        raise RequestError(
+            "structured output needs a byte-level or sentencepiece vocabulary, and this model has neither"
+        )
+    if not eos_token_ids:
+        raise RequestError("structured output needs a model with an end-of-sequence token, and this one names none")
+    wrapper = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, eos_token_ids[0]))
+    return llguidance.LLTokenizer(wrapper, n_vocab=tokenizer.vocab_size, eos_token=list(eos_token_ids))
