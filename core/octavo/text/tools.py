@@ -1,0 +1,322 @@
+"""Tool calls in a model's output: how families write them, reading them as they come, and forcing one.
+
+What is told in pieces, joined, is what a reader of the whole would be told: both come from the same parser.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.errors import RequestError, shown
+from octavo.structured_output import StructuredOutput
+from octavo.text.calls import CallScanner
+from octavo.text.schema import WHITE_SPACE, bounded
+from octavo.text.tokenizer import Tokenizer
+
+__all__ = [
+    "FORMATS",
+    "Tool",
+    "ToolCallDelta",
+    "ToolDelta",
+    "ToolFormat",
+    "ToolParser",
+    "detect_format",
+    "forced_calls",
+    "read_tools",
+]
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family of models writes tool calls.
+
+    Attributes:
+        name: as the setting tool_parser has it.
+        start: what stands before a call, or before the list of them.
+        end: what stands after it.
+        is_list: whether the calls after one start are a JSON list.
+        is_bare: whether the start may be missing where a whole output is calls.
+        arguments: the key of the arguments.
+        between: what stands between two calls, besides a start.
+
+    """
+
+    name: str
+    start: str
+    end: str = ""
+    is_list: bool = False
+    is_bare: bool = False
+    arguments: str = "arguments"
+    between: str = ""
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        ToolFormat("hermes", "<tool_call>", "</tool_call>"),
+        ToolFormat("llama3", "<|python_tag|>", is_bare=True, arguments="parameters", between=";"),
+        ToolFormat("mistral", "[TOOL_CALLS]", is_list=True, between=","),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolCallDelta:
+    """What a call gained. Its first piece has id and name, the others only arguments."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass
+class ToolDelta:
+    """What an output gained."""
+
+    content: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
+
+
+def detect_format(templates: Collection[str]) -> ToolFormat | None:
+    """The format that a model's chat templates show; None: none of those that are known."""
+    source = "\n".join(templates)
+    if "<tool_call>" in source and "<function=" not in source:
+        return FORMATS["hermes"]
+    if "[TOOL_CALLS]" in source and "[ARGS]" not in source:
+        return FORMATS["mistral"]
+    return FORMATS["llama3"] if "<|python_tag|>" in source or '"parameters": dictionary' in source else None
+
+
+def read_tools(tools: Sequence[Any]) -> list[Tool]:
+    """The functions of a request's `tools`.
+
+    Raises:
+        RequestError: they are malformed.
+
+    """
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"there are {len(tools)} tools; at most {MAX_TOOLS} are allowed", "tools")
+    found = []
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise RequestError(
+                'a tool is {"type": "function", "function": {"name": ..., "parameters": a JSON schema}}, the name of '
+                f"letters, digits and _.:-, got {shown(tool)}",
+                "tools",
+            )
+        parameters = function.get("parameters")
+        if not isinstance(parameters, Mapping | None):
+            raise RequestError(f"the parameters of tool {name} must be a JSON schema, got {shown(parameters)}", "tools")
+        found.append(Tool(name, parameters or {"type": "object"}))
+    if len({tool.name for tool in found}) < len(found):
+        raise RequestError("two tools have the same name", "tools")
+    return found
+
+
+def forced_calls(
+    tool_format: ToolFormat, tools: Sequence[Tool], tokenizer: Tokenizer, *, parallel: bool, after: int | None = None
+) -> StructuredOutput:
+    """The form of an output that is calls of these tools, one or (with `parallel`) more, as the model writes them.
+
+    `after` is the token that ends the model's reasoning, where that comes first.
+    """
+    start = f"{_marker(tool_format.start, tokenizer)} " if not tool_format.is_bare else ""
+    end = f' "\\n" {_marker(tool_format.end, tokenizer)}' if tool_format.end else ""
+    rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
+    for i, tool in enumerate(tools):
+        head = json.dumps(f'{{"name": "{tool.name}", "{tool_format.arguments}": ')
+        schema = {**bounded(dict(tool.parameters)), "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+        rules += [f'call_{i}: {head} arguments_{i} "}}"', f"arguments_{i}: %json {json.dumps(schema)}"]
+    if tool_format.is_list:
+        more = _more(parallel, '", " call')
+        first = f'start: {start}"[" call {more}"]"'
+    elif tool_format.end:
+        rules.append(f'whole: {start}"\\n" call{end}')
+        first = "start: whole" + _more(parallel, '"\\n" whole')
+    else:
+        first = "start: call" + _more(parallel, f'"{tool_format.between} " call')
+    return StructuredOutput(grammar="\n".join([first, *rules]), after_token_id=after)
+
+
+def _more(parallel: bool, another: str) -> str:
+    return f" ({another})* " if parallel else " "
+
+
+def _marker(text: str, tokenizer: Tokenizer) -> str:
+    """A marker in a grammar: its token where that is a special one, which is no text."""
+    token_id = tokenizer.backend.token_to_id(text)
+    return f"<[{token_id}]>" if token_id in tokenizer.special_token_ids else json.dumps(text)
+
+
+def _new_id() -> str:
+    return "call_" + secrets.token_hex(12)
+
+
+class ToolParser:
+    """Splits one output into content and tool calls as it comes. Special tokens must be in the text.
+
+    Args:
+        tool_format: of the model.
+        tool_names: that the request offers; a call without a start must be of one of them.
+        parallel: whether calls after the first one are told.
+        make_id: names a call.
+
+    """
+
+    def __init__(
+        self,
+        tool_format: ToolFormat,
+        tool_names: Collection[str],
+        *,
+        parallel: bool = True,
+        make_id: Callable[[], str] = _new_id,
+    ) -> None:
+        self.num_calls = 0
+        self._format = tool_format
+        self._names = frozenset(tool_names)
+        self._parallel = parallel
+        self._make_id = make_id
+        self._buffer = ""
+        self._state = self._content
+        self._told_content = False
+        self._is_bare = False  # the call under way has no start
+        self._is_list_open = False
+        self._raw = ""  # of the call under way, what was taken before it
+        self._scanner = CallScanner()
+        self._is_told = False  # whether the call under way has had its first piece
+        self._has_arguments = False
+        self._out = ToolDelta()
+
+    def add(self, text: str) -> ToolDelta:
+        """What new text of the output gives."""
+        self._out = ToolDelta()
+        self._buffer += text
+        while self._state():
+            pass
+        return self._out
+
+    def finish(self) -> ToolDelta:
+        """What was held back when the output ended. A call that was cut stays as far as it was told."""
+        self._out = ToolDelta()
+        if self._state == self._content:
+            if self._buffer.strip() or not self.num_calls:
+                self._tell(self._buffer)
+        elif self._state == self._before_call:
+            self._tell(self._raw + self._buffer)
+        elif self._state == self._in_call and not self._is_told:
+            self._tell(self._raw + self._scanner.raw)
+        self._buffer = ""
+        return self._out
+
+    # Each state takes what it can of the buffer and says whether another may go on.
+
+    def _content(self) -> bool:
+        start = self._format.start
+        at = self._buffer.find(start)
+        if at >= 0:
+            before = self._buffer[:at].rstrip()
+            if before:
+                self._tell(before)
+            self._raw, self._buffer = self._buffer[len(before) : at + len(start)], self._buffer[at + len(start) :]
+            self._is_bare, self._is_list_open, self._state = False, False, self._before_call
+            return True
+        if self._format.is_bare and not self._told_content and self._buffer.lstrip().startswith("{"):
+            self._raw, self._is_bare, self._state = "", True, self._before_call
+            return True
+        held = _begun(self._buffer, start)
+        sure = self._buffer[: len(self._buffer) - held].rstrip()  # spaces before a call are not told
+        if sure:
+            self._tell(sure)
+            self._buffer = self._buffer[len(sure) :]
+        return False
+
+    def _before_call(self) -> bool:
+        rest = self._buffer.lstrip()
+        opens = rest[:1]
+        if self._format.is_list and opens == "[" and not self._is_list_open:
+            self._is_list_open = True
+            self._move(len(self._buffer) - len(rest) + 1)
+            return True
+        if not rest:
+            return False
+        if opens != "{":
+            self._give_up(self._raw)
+            return True
+        self._move(len(self._buffer) - len(rest))
+        self._scanner, self._is_told, self._has_arguments = CallScanner(), False, False
+        self._state = self._in_call
+        return True
+
+    def _move(self, num: int) -> None:
+        self._raw, self._buffer = self._raw + self._buffer[:num], self._buffer[num:]
+
+    def _in_call(self) -> bool:
+        scanner = self._scanner
+        if not self._buffer:
+            return False
+        self._buffer = self._buffer[scanner.feed(self._buffer) :]
+        if scanner.name and not self._is_told and (not self._is_bare or scanner.name in self._names):
+            self._is_told = True
+            self._call(id=self._make_id(), name=scanner.name)
+        if self._is_told and (arguments := scanner.take_arguments()):
+            self._has_arguments = True
+            self._call(arguments=arguments)
+        if not (scanner.is_complete or scanner.is_broken):
+            return False
+        if not self._is_told:
+            self._give_up(self._raw + scanner.raw)
+            return True
+        if not self._has_arguments:
+            self._call(arguments="{}")
+        self.num_calls += 1
+        self._state = self._after_call
+        return True
+
+    def _after_call(self) -> bool:
+        rest, end = self._buffer.lstrip(), self._format.end or ("]" if self._format.is_list else "")
+        if not rest or (end and len(rest) < len(end) and end.startswith(rest)):
+            return False
+        self._raw, self._state = "", self._content
+        if end and rest.startswith(end):
+            self._buffer = rest[len(end) :]
+        elif self._format.between and rest.startswith(self._format.between):
+            self._raw, self._buffer, self._state = rest[:1], rest[1:], self._before_call
+        elif self._is_bare and rest.startswith("{"):
+            self._state = self._before_call
+        return True
+
+    def _give_up(self, raw: str) -> None:
+        """What looked like a call is none: it is content after all."""
+        self._tell(raw)
+        self._state = self._content
+
+    def _tell(self, content: str) -> None:
+        self._out.content += content
+        self._told_content = self._told_content or bool(content)
+
+    def _call(self, **gained: Any) -> None:
+        if self._parallel or not self.num_calls:
+            self._out.calls.append(ToolCallDelta(self.num_calls, **gained))
+
+
+def _begun(text: str, marker: str) -> int:
+    """How many characters at the end of a text may be the beginning of a marker."""
+    longest = min(len(marker) - 1, len(text))
+    return next((num for num in range(longest, 0, -1) if text.endswith(marker[:num])), 0)
