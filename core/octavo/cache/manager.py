@@ -139,6 +139,16 @@ class BlockManager:
             self.pool.retain(block)
         self._tables[child_id] = table
 
+    def completed_by(
+        self, token_ids: Sequence[int], chain: BlockChain, num_computed: int, num_tokens: int
+    ) -> list[bytes]:
+        """Hashes of the blocks that become full, and will be published, when those tokens are computed."""
+        first, last = num_computed // self.block_size, (num_computed + num_tokens) // self.block_size
+        if self.prefix is None or first == last:
+            return []
+        chain.extend(token_ids[: last * self.block_size])
+        return chain.hashes[first:last]
+
     def publish(self, seq_id: int, token_ids: Sequence[int], chain: BlockChain, start: int, end: int) -> None:
         """Make the full blocks among computed tokens start to end - 1 findable. Only after the step succeeded."""
         if self.prefix is None or start // self.block_size == end // self.block_size:

@@ -51,6 +51,7 @@ class _Step:
     swapped_out: list[Request] = field(default_factory=list)
     swapped_in: list[Request] = field(default_factory=list)
     removed: tuple[int, ...] = ()
+    computing: set[bytes] = field(default_factory=set)  # chain hashes of the full blocks that this step completes
 
 
 class Scheduler:
@@ -275,6 +276,8 @@ class Scheduler:
         seats = len(request.live)
         later = [r for r in (self.running if force else self.running[index:]) if r is not request]
         match, needed = self._admission(request)
+        if self._is_computing(request, match):
+            return False
         held = sum(len(self.manager.table(s.seq_id)) for r in later for s in r.live if self.manager.has_table(s.seq_id))
         if needed > self.manager.num_free + held and len(self.running) > 0:
             return self._wait(request, KV_BLOCKS)
@@ -295,6 +298,12 @@ class Scheduler:
     def _wait(self, request: Request, reason: str) -> bool:
         self._updates.waits(request, reason, len(self.requests) - len(self.running))
         return False
+
+    def _is_computing(self, request: Request, match: PrefixMatch) -> bool:
+        """Whether the block after the prefix hit is computed in this very step: a step later it is a hit too."""
+        seq, index = request.live[0], len(match.blocks)
+        usable = (len(seq.token_ids) - 1) // self.manager.block_size
+        return match.reason == "differs" and index < usable and seq.chain.hashes[index] in self._step.computing
 
     def _admission(self, request: Request) -> tuple[PrefixMatch, int]:
         """The prefix hit of a waiting request's first sample, and the free blocks that all samples take."""
@@ -391,6 +400,7 @@ class Scheduler:
 
     def _schedule_sequence(self, request: Request, seq: Sequence, num_tokens: int, step: _Step) -> None:
         appended, replaced = self.manager.allocate(seq.seq_id, seq.num_computed, num_tokens)
+        step.computing.update(self.manager.completed_by(seq.token_ids, seq.chain, seq.num_computed, num_tokens))
         samples: list[Sequence] = []
         if num_tokens == seq.num_left and request.max_output_tokens:
             samples.append(seq)

@@ -338,3 +338,14 @@ def test_a_suspect_runs_alone_and_after_those_before_it() -> None:
     assert order.index(["suspect"]) == 3
     assert all(step == ["suspect"] or "suspect" not in step for step in order[:4])
     bench.check_all()
+
+
+@pytest.mark.parametrize("budget", [16, 64, 500])
+def test_a_prefix_that_is_being_computed_is_not_computed_beside_it(budget: int) -> None:
+    bench = Bench(max_num_batched_tokens=budget)
+    for i in range(8):
+        bench.add(str(i), [*range(42), 100 + i], max_tokens=3)
+    bench.run()
+    bench.check_all()
+    own = [43 - 40] * 7  # what lies past the last full block of the shared prefix
+    assert bench.scheduler.stats.num_computed_tokens == 43 + sum(own) + 8 * 2
