@@ -42,6 +42,8 @@ COMPLETION_FAULTS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": [10**30]}, "prompt"),
     ({"prompt": [1.5]}, "prompt"),
     ({"prompt": [[1, True]]}, "prompt"),
+    ({"prompt": "x" * 5000}, "prompt"),
+    ({"prompt": "x" * 500_000}, "prompt"),
     ({"prompt": [5] * 512}, "prompt"),
     ({"prompt": [5] * 100_000}, "prompt"),
     ({"prompt": "a", "temperature": -1}, "temperature"),
@@ -97,6 +99,7 @@ CHAT_FAULTS: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": HELLO, "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
     ({"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ({"messages": [{"role": "user", "content": "x" * 5000}]}, "prompt"),
+    ({"messages": [{"role": "user", "content": "x" * 500_000}]}, "prompt"),
 ]
 
 

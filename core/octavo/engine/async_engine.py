@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -97,6 +97,7 @@ class AsyncEngine:
         facts, memory: lines that say what is served on what, once ready.
         stats: the engine at a glance, of its latest step.
         num_restarts: engine processes that had to be replaced.
+        gate: asked before a request is queued; what it raises is the request's error.
         history: what happened to each of the newest requests, and what the engine's counts have grown to.
 
     """
@@ -111,6 +112,7 @@ class AsyncEngine:
         self.num_restarts = 0
         self.failure: OctavoError | None = None
         self.history = History()
+        self.gate: Callable[[RequestRecord], None] | None = None
         self._inputs = Inputs(self.tokenizer, self.description.vocab_size, config.model.seed)
         self._outputs = OutputProcessor(self.tokenizer)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-tokenize")
@@ -181,17 +183,20 @@ class AsyncEngine:
 
     # Requests
 
-    async def tokenize(self, prompt: Prompt | Conversation, *, add_special_tokens: bool = True) -> TokenizedPrompt:
+    async def tokenize(
+        self, prompt: Prompt | Conversation, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> TokenizedPrompt:
         """The token ids of a prompt, computed off the event loop.
 
-        `add_special_tokens` is for texts: ids are taken as they are, a conversation says itself.
+        `add_special_tokens` is for texts: ids are taken as they are, a conversation says itself. A text that cannot
+        fit in `max_tokens`, whatever they are, is refused unread.
 
         Raises:
             RequestError: it cannot be served.
 
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._inputs.tokenize, prompt, add_special_tokens)
+        return await loop.run_in_executor(self._threads, self._inputs.tokenize, prompt, add_special_tokens, max_tokens)
 
     async def generate(
         self,
@@ -277,6 +282,8 @@ class AsyncEngine:
         message = msgspec.structs.replace(message, tenant=origin.tenant)
         num_prompt, max_tokens = len(tokenized.token_ids), completed.max_tokens
         record = RequestRecord(request_id, received, origin.tenant, completed.n, max_tokens, num_prompt)
+        if self.gate is not None:
+            self.gate(record)
         self.history.begin(record)
         live = self._live[request_id] = _Live(number, message, record, {i: [] for i in range(completed.n)})
         if pooling is None:
@@ -311,6 +318,7 @@ class AsyncEngine:
                 await asyncio.wait_for(live.news.wait(), deadline - time.monotonic())
             except TimeoutError:
                 if live.record.admitted is None:
+                    live.record.is_late = True
                     waited = time.time() - live.record.received
                     raise DeadlineError(
                         f"the request waited {waited:.1f} s and was not admitted within the time that it allows; "

@@ -76,10 +76,15 @@ class Inputs:
         self._num_ids = min(tokenizer.vocab_size, vocab_size)
         self._seeds = random.Random(seed)
 
-    def tokenize(self, prompt: Prompt | Conversation, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """The token ids of a conversation, a text, ids as they are, {"prompt": ...} or {"prompt_token_ids": ...}."""
+    def tokenize(
+        self, prompt: Prompt | Conversation, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> TokenizedPrompt:
+        """The token ids of a conversation, a text, ids as they are, {"prompt": ...} or {"prompt_token_ids": ...}.
+
+        A text that is too long for `max_tokens` of the longest tokens is refused without the work of tokenising it.
+        """
         if not isinstance(prompt, Conversation):
-            return self._tokenize(prompt, add_special_tokens)
+            return self._tokenize(prompt, add_special_tokens, max_tokens)
         text = self._tokenizer.render_chat(
             prompt.messages,
             tools=prompt.tools,
@@ -88,13 +93,23 @@ class Inputs:
             chat_template=prompt.chat_template,
             chat_template_kwargs=prompt.chat_template_kwargs,
         )
+        self._check_length(text, max_tokens)
         token_ids = self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
         if not token_ids:
             raise RequestError("the chat template makes an empty prompt of these messages", "messages")
         return TokenizedPrompt(token_ids)
 
-    def _tokenize(self, prompt: Prompt, add_special_tokens: bool) -> TokenizedPrompt:
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
+        if max_tokens is not None and len(text) > max_tokens * self._tokenizer.longest_token:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, more than the {max_tokens} tokens of max_model_len can hold; "
+                "shorten the prompt or raise max_model_len",
+                "prompt",
+            )
+
+    def _tokenize(self, prompt: Prompt, add_special_tokens: bool, max_tokens: int | None) -> TokenizedPrompt:
         if isinstance(prompt, str):
+            self._check_length(prompt, max_tokens)
             token_ids = self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             if not token_ids:
                 raise RequestError("the prompt is empty, and this model has no token to begin from", "prompt")
@@ -106,7 +121,7 @@ class Inputs:
                 raise RequestError(
                     f"a prompt mapping has 'prompt' or 'prompt_token_ids', got {keys or 'nothing'}", "prompt"
                 )
-            return self._tokenize(inner[0], add_special_tokens)
+            return self._tokenize(inner[0], add_special_tokens, max_tokens)
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise RequestError(f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}", "prompt")
         if not prompt:

@@ -1,5 +1,6 @@
 """What every endpoint asks of the engine: is it there, which model, tokens of a prompt, a stream of outputs."""
 
+import math
 import re
 import time
 import uuid
@@ -10,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.history import Origin
 from octavo.engine.inputs import Conversation, Prompt, TokenizedPrompt
 from octavo.engine.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -20,6 +22,7 @@ from octavo.server.protocol import GenerationRequest
 __all__ = ["Caller", "Service", "usage_of"]
 
 RETRY_SECONDS = 2  # after which a client may ask again while the engine loads
+MAX_USER = 128  # characters of a user's name that count
 NAME = re.compile(r"[\x21-\x7e]{1,128}")  # what a request may be called by its client
 
 WHY_NOT_READY = {
@@ -37,12 +40,16 @@ class Caller:
     Attributes:
         request_id: of the answer; the engine's requests are called by it too, with a number where there are several.
         created: seconds since 1970.
+        received: when the request came, in seconds since 1970.
+        max_wait: for how many seconds the request may wait from then on, by its x-request-timeout; None: any time.
         api_key: the place of the caller's key among the server's, or None where no key is asked for.
 
     """
 
     request_id: str
     created: int
+    received: float
+    max_wait: float | None
     api_key: int | None
 
     @classmethod
@@ -51,7 +58,29 @@ class Caller:
         given = name or request.headers.get("x-request-id") or ""
         unique = uuid.uuid4().hex
         own = f"{given}-{unique[:8]}" if NAME.fullmatch(given) else unique
-        return cls(f"{prefix}-{own}", int(time.time()), request.scope.get("octavo.api_key"))
+        received = request.scope.get("octavo.received", time.time())
+        max_wait = _seconds(request.headers.get("x-request-timeout"), "x-request-timeout")
+        return cls(f"{prefix}-{own}", int(received), received, max_wait, request.scope.get("octavo.api_key"))
+
+    def origin(self, user: str | None, timeout: float | None = None) -> Origin:
+        """Where its requests come from, as the engine is told. `timeout` is as the body has it, and goes first."""
+        tenant = "" if self.api_key is None else f"key-{self.api_key}"
+        seconds = _seconds(timeout, "timeout") if timeout is not None else self.max_wait
+        left = None if seconds is None else max(seconds - (time.time() - self.received), 0.0)
+        return Origin((tenant, (user or "")[:MAX_USER]), self.received, left)
+
+
+def _seconds(given: str | float | None, name: str) -> float | None:
+    """A number of seconds over 0, if any is given."""
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ApiError(400, f"{name} must be a number of seconds over 0, got {given!r:.40}", name)
+    return seconds
 
 
 class Service:
@@ -115,7 +144,11 @@ class Service:
             RequestError: it cannot be served.
 
         """
-        tokenized = await self.engine.tokenize(prompt, add_special_tokens=add_special_tokens)
+        tokenized = await self.engine.tokenize(
+            prompt,
+            add_special_tokens=add_special_tokens,
+            max_tokens=self.max_model_len if truncate is None else None,
+        )
         if truncate is None:
             return tokenized
         most = max(self.max_model_len - num_output, 1) if truncate == -1 else truncate
@@ -130,8 +163,9 @@ class Service:
         """A stream of outputs for each prompt; see `AsyncEngine.generate`. Nothing runs before it is asked for."""
         names = [caller.request_id, *(f"{caller.request_id}-{i}" for i in range(1, len(prompts)))]
         salt = (request.cache_salt or "").encode()
+        origin, priority = caller.origin(request.user, request.timeout), request.priority or 0
         return [
-            self.engine.generate(prompt, params, request_id=name, priority=request.priority or 0, salt=salt)
+            self.engine.generate(prompt, params, request_id=name, priority=priority, salt=salt, origin=origin)
             for prompt, name in zip(prompts, names, strict=True)
         ]
 

@@ -4,6 +4,7 @@ A `Tokenizer` is made once a model and never changes, so that any number of thre
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,14 @@ class Tokenizer:
 
         """
         with library_errors(lambda reason: RequestError(f"the model's tokenizer cannot take this text: {reason}")):
-            ids: list[int] = self.backend.encode(_sound(text), add_special_tokens=False).ids
+            # The plain call keeps Python's lock for as long as it takes, and finds offsets that nobody reads.
+            ids: list[int] = self.backend.encode_batch_fast([_sound(text)], add_special_tokens=False)[0].ids
         return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token, which says how long a text may be that fits in so many tokens."""
+        return max((len(self.token_bytes(token_id)) for token_id in range(self.vocab_size)), default=1) or 1
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of ids from its beginning: no spaces around special tokens, runs of spaces kept.
