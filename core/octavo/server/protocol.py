@@ -72,6 +72,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None
+    timeout: float | None = None
+    user: str | None = None
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -83,7 +85,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     guided_whitespace_pattern: str | None = None
 
     # Of no effect here.
-    user: str | None = None
     session_id: str | None = None
     metadata: Any = None
     store: Any = None
