@@ -138,6 +138,34 @@ def test_ids_of_parameters_that_the_model_has_not_fail_alone(tiny: LLM, params: 
     assert rule in refused(tiny, GOOD, SamplingParams(**params))
 
 
+def test_priorities_that_are_no_list_fail(tiny: LLM) -> None:
+    for priority in (1, {1}, 1.5):
+        with pytest.raises(RequestError, match="priority is a list with one integer for each prompt, got"):
+            tiny.generate([GOOD], greedy(1), priority=priority)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="a priority is an integer, got 'a'"):
+        tiny.generate([GOOD], greedy(1), priority="a")  # type: ignore[arg-type]
+
+
+def test_names_that_users_of_vllm_know(tiny: LLM) -> None:
+    assert tiny.get_default_sampling_params() == tiny.default_sampling_params()
+    assert tiny.get_tokenizer().encode(GOOD) == tiny.generate(GOOD, greedy(1))[0].prompt_token_ids
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}]
+    encode = tiny.get_tokenizer().encode
+
+    def read(messages: Any, **how: Any) -> list[int]:
+        (output,) = tiny.chat(messages, greedy(1), **how)
+        assert output.error is None
+        return output.prompt_token_ids
+
+    assert read(said, chat_template="{{ messages[1].content }}") == encode("bc")
+    shown = {"chat_template": "{{ messages[0].content }}{{ style }}", "chat_template_kwargs": {"style": "!"}}
+    assert read(said, **shown) == encode("a!")
+    ended = tiny.get_tokenizer().render_chat(said, add_generation_prompt=False)
+    opened = read(said, add_generation_prompt=False, continue_final_message=True)
+    assert ended.startswith(tiny.get_tokenizer().decode(opened, skip_special_tokens=False))
+    assert tiny.get_tokenizer().decode(opened).endswith("bc")
+
+
 def test_what_are_no_parameters_fail(tiny: LLM) -> None:
     assert "sampling_params must be SamplingParams, got dict" in refused(tiny, GOOD, {"n": 1})
     for given in ([SamplingParams()] * 2, {"n": 1}, 5):

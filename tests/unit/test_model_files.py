@@ -90,6 +90,15 @@ def test_unknown_name_lists_what_is_accepted() -> None:
         assert accepted in text
 
 
+@pytest.mark.parametrize("variable", ["OCTAVO_CACHE", "XDG_CACHE_HOME"])
+def test_a_cache_in_a_home_that_is_nowhere(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OCTAVO_CACHE", raising=False)
+    monkeypatch.setenv(variable, "~nobody-of-this-name/cache")
+    with pytest.raises(ModelError, match=r"no cache folder: .*; OCTAVO_CACHE names one") as error:
+        resolve_model("demo", progress=False)
+    one_line(error)
+
+
 @pytest.mark.parametrize("name", ["x" * 5000, "a/" * 3000, "~nobody-of-this-name/model", "a\0b", "\n" * 300])
 def test_names_that_no_system_takes(name: str) -> None:
     with pytest.raises(ModelError, match=r"no model can have the name|unknown model") as error:

@@ -24,6 +24,7 @@ from octavo.model.sentence import own_pooling
 from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.request import Request
+from octavo.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
@@ -106,14 +107,18 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: Sequence[int] | None = None,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations, one or many, through the model's own chat template.
+        """Answer conversations, one or many, through the model's own chat template, or the one given.
 
         A conversation that is malformed or that the template refuses fails alone, as prompts do in `generate`.
         """
-        conversations = [Conversation(one, tools, add_generation_prompt) for one in as_conversations(messages)]
+        how = (tools, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs)
+        conversations = [Conversation(one, *how) for one in as_conversations(messages)]
         return self._generate(conversations, sampling_params, priority, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -172,6 +177,14 @@ class LLM:
     def default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config asks for."""
         return SamplingParams(**self.description.sampling_defaults)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The same, under the name that vLLM's users know."""
+        return self.default_sampling_params()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """What turns text into this model's token ids and back."""
+        return self.tokenizer
 
     @property
     def executor(self) -> Executor:
@@ -272,6 +285,8 @@ class LLM:
         return list(given)
 
     def _priorities_for(self, prompts: Sequence[object], given: Sequence[int] | None) -> list[int]:
+        if given is not None and not isinstance(given, Sequence):
+            raise RequestError(f"priority is a list with one integer for each prompt, got {shown(given)}", "priority")
         priorities = [0] * len(prompts) if given is None else list(given)
         if len(priorities) != len(prompts):
             raise RequestError(

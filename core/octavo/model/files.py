@@ -115,11 +115,14 @@ def resolve_model(name: str, *, progress: bool) -> ModelFiles:
 
 def cache_folder() -> Path:
     """Where fetched models are kept: OCTAVO_CACHE, else octavo in XDG_CACHE_HOME, else ~/.cache/octavo."""
-    if own := os.environ.get("OCTAVO_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "octavo"
-    return Path.home() / ".cache" / "octavo"
+    try:
+        if own := os.environ.get("OCTAVO_CACHE"):
+            return Path(own).expanduser()
+        if shared := os.environ.get("XDG_CACHE_HOME"):
+            return Path(shared).expanduser() / "octavo"
+        return Path.home() / ".cache" / "octavo"
+    except RuntimeError as error:  # there is no such home
+        raise ModelError(f"no cache folder: {error.args[0].rstrip('.')}; OCTAVO_CACHE names one") from error
 
 
 def _folder(name: str, path: Path) -> ModelFiles:

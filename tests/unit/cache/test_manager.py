@@ -42,6 +42,24 @@ def test_a_fork_shares_and_the_first_to_write_copies() -> None:
     manager.check()
 
 
+def test_what_a_copy_reads_is_not_handed_out_in_the_same_step() -> None:
+    manager = BlockManager(4, SIZE)
+    manager.start(0, NO_HIT)
+    manager.allocate(0, 0, 2)
+    manager.fork(0, 1, 2)
+    manager.allocate(1, 2, 1)
+    ((source, target),) = manager.step.copies
+    manager.free(0)  # the source's last holder goes before the executor has copied
+    manager.start(2, NO_HIT)
+    new, _ = manager.allocate(2, 0, 8)
+    assert source not in new and target not in new
+    assert manager.num_free == 0
+    manager.check()
+    manager.end_step()
+    assert manager.num_free == 1
+    assert manager.pool.allocate() == source
+
+
 def test_a_published_tail_is_copied_even_by_its_only_holder() -> None:
     manager = BlockManager(6, SIZE)
     first = chain()
