@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.errors import RequestError, shown
@@ -59,6 +59,10 @@ class StructuredOutput:
     def kind(self) -> str:
         """Which of the five it is; the name of the field."""
         return next(n for n in ("json_object", "json_schema", "regex", "choice", "grammar") if self._is_given(n))
+
+    def but_after(self, token_id: int) -> "StructuredOutput":
+        """The same form, for what follows a token."""
+        return replace(self, after_token_id=token_id)
 
     def _is_given(self, name: str) -> bool:
         return getattr(self, name) not in (None, (), False)

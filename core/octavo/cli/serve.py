@@ -78,6 +78,16 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--trust-request-chat-template", action="store_true", help="let requests bring a chat template of their own"
     )
     group.add_argument(
+        "--tool-parser",
+        metavar="NAME",
+        help="how the model writes tool calls: hermes, llama3, mistral, none (default: as its chat template shows)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="how it marks its reasoning: think, deepseek_r1, none (default: as its chat template shows)",
+    )
+    group.add_argument(
         "--stall-timeout",
         metavar="X",
         type=float,
@@ -123,6 +133,8 @@ def _options(args: argparse.Namespace) -> "ServerOptions":
         max_body_bytes=args.max_body_bytes,
         allowed_origins=tuple(args.allowed_origin),
         trust_request_chat_template=args.trust_request_chat_template,
+        tool_parser=args.tool_parser,
+        reasoning_parser=args.reasoning_parser,
     )
 
 

@@ -22,6 +22,7 @@ from octavo.server.openapi import body_of, describe_bodies
 from octavo.server.options import ServerOptions
 from octavo.server.service import Service
 from octavo.server.streaming import CLIENT_LEFT, ClientLeftError
+from octavo.server.turns import parsers_of
 
 __all__ = ["create_app"]
 
@@ -53,6 +54,7 @@ def create_app(engine: AsyncEngine, options: ServerOptions) -> FastAPI:
     `app.state.service` is what endpoints use. The engine is the caller's to stop.
     """
     app = FastAPI(title="Octavo", version=__version__, docs_url=None, redoc_url=None)
+    parsers_of(options, engine.tokenizer)  # a name that is none is refused now, not at the first chat
     app.state.service = Service(engine, options)
     app.state.unknown_fields = UnknownFields()
     for method, path, endpoint, body in ROUTES:

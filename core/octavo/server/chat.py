@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: a conversation through the model's chat template, and the assistant's turn."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from octavo.server.protocol import ChatRequest
 from octavo.server.sampling import check_served, sampling_params
 from octavo.server.service import Caller, Service, usage_of
 from octavo.server.streaming import DONE, EventStream, event, while_connected
+from octavo.server.turns import Turns, delta_of
+from octavo.text.turn import Turn
 
 __all__ = ["conversation_of", "create_chat_completion"]
 
@@ -35,7 +37,7 @@ async def create_chat_completion(request: Request) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-def conversation_of(service: Service, body: Any) -> Conversation:
+def conversation_of(service: Service, body: Any, tools: Sequence[dict[str, Any]] | None = None) -> Conversation:
     """The conversation of a request that has `messages` and what goes with them.
 
     Raises:
@@ -52,7 +54,7 @@ def conversation_of(service: Service, body: Any) -> Conversation:
         names["documents"] = body.documents
     return Conversation(
         [_message(message) for message in body.messages],
-        tools=None,
+        tools=tools,
         add_generation_prompt=_opens_a_turn(body),
         continue_final_message=bool(body.continue_final_message),
         chat_template=body.chat_template,
@@ -82,13 +84,15 @@ async def _prepare(service: Service, request: Request, body: ChatRequest) -> "_C
     max_tokens = next((number for number in wanted if number is not None), None)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, recommended, max_tokens=max_tokens, logprobs=logprobs)
+    turns = Turns(service.options, service.engine.tokenizer, body)
     prompt = await service.tokenize(
-        conversation_of(service, body),
+        conversation_of(service, body, turns.tools),
         truncate=body.truncate_prompt_tokens,
         side=body.truncation_side,
         num_output=max_tokens or 1,
     )
-    return _Chat(service, body, params, prompt, Caller.of(request, "chatcmpl", body.request_id))
+    params = turns.params(params, prompt.token_ids)
+    return _Chat(service, body, params, prompt, turns, Caller.of(request, "chatcmpl", body.request_id))
 
 
 def _check_chat(body: ChatRequest) -> None:
@@ -103,8 +107,6 @@ def _check_chat(body: ChatRequest) -> None:
     for name in ("mm_processor_kwargs", "functions", "function_call"):
         if getattr(body, name) not in (None, [], {}, "none", "auto"):
             raise unsupported(name)
-    if body.tools and body.tool_choice != "none":
-        raise unsupported("tools", "are not served for this model: no tool parser is known for it")
 
 
 @dataclass
@@ -112,6 +114,7 @@ class _Choice:
     """How far one sample has been told."""
 
     index: int
+    turn: Turn | None
     num_chars: int = 0
     num_tokens: int = 0
     is_begun: bool = False
@@ -122,8 +125,16 @@ class _Chat:
     """One request under way, and what its answer is made of."""
 
     def __init__(
-        self, service: Service, body: ChatRequest, params: SamplingParams, prompt: TokenizedPrompt, caller: Caller
+        self,
+        service: Service,
+        body: ChatRequest,
+        params: SamplingParams,
+        prompt: TokenizedPrompt,
+        turns: Turns,
+        caller: Caller,
     ) -> None:
+        self._turns = turns
+        self._tells_reasoning = body.include_reasoning is not False
         self.caller = caller
         self._service = service
         self._body = body
@@ -157,11 +168,19 @@ class _Chat:
         return answer
 
     def _whole_choice(self, sample: CompletionOutput) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": self._echo + sample.text, "refusal": None}
+        reason = sample.finish_reason
+        if not self._turns.is_plain:
+            turn = self._turns.begin()
+            gained = turn.add(sample.text, is_over=True)
+            message |= delta_of(gained, with_reasoning=self._tells_reasoning, streamed=False)
+            message["content"] = (self._echo + gained.content) or (None if gained.calls else "")
+            reason = _reason(sample, turn)
         choice: dict[str, Any] = {
             "index": sample.index,
-            "message": {"role": "assistant", "content": self._echo + sample.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs and self._logprobs.take(sample.token_ids, sample.logprobs or ()),
-            "finish_reason": sample.finish_reason,
+            "finish_reason": reason,
             "stop_reason": sample.stop_reason,
         }
         if self._body.return_token_ids:
@@ -173,7 +192,8 @@ class _Chat:
         options = self._body.stream_options
         wants_usage = options is not None and bool(options.include_usage)
         in_all = wants_usage and options is not None and bool(options.continuous_usage_stats)
-        choices = [_Choice(i) for i in range(self._params.n)]
+        plain = self._turns.is_plain
+        choices = [_Choice(i, None if plain else self._turns.begin()) for i in range(self._params.n)]
         output: RequestOutput | None = None
         async for output in self._outputs():
             usage = {"usage": usage_of([output])} if in_all else {}
@@ -204,19 +224,34 @@ class _Chat:
         if not choice.is_begun:
             choice.is_begun = True
             pieces.append(_piece(choice.index, {"role": "assistant", "content": ""}))
-            text = self._echo + text
+            if choice.turn is None:
+                text = self._echo + text
+            elif self._echo:
+                pieces.append(_piece(choice.index, {"content": self._echo}))
+        delta: dict[str, Any] = {"content": text} if text or not is_over else {}
+        if choice.turn is not None:
+            gained = choice.turn.add(text, is_over=is_over)
+            delta = delta_of(gained, with_reasoning=self._tells_reasoning, streamed=True)
+            text = "told" if delta else ""
         if not (text or is_over or self._logprobs is not None or self._body.return_token_ids):
+            choice.num_chars = len(sample.text)
             return pieces
         new = slice(choice.num_tokens, None)
-        piece = _piece(choice.index, {"content": text} if text or not is_over else {})
+        piece = _piece(choice.index, delta)
         if self._logprobs is not None:
             piece["logprobs"] = self._logprobs.take(sample.token_ids[new], (sample.logprobs or ())[new])
         if self._body.return_token_ids:
             piece["token_ids"] = sample.token_ids[new]
         if is_over:
-            piece["finish_reason"], piece["stop_reason"] = sample.finish_reason, sample.stop_reason
+            piece["finish_reason"], piece["stop_reason"] = _reason(sample, choice.turn), sample.stop_reason
         choice.num_chars, choice.num_tokens, choice.is_ended = len(sample.text), len(sample.token_ids), is_over
         return [*pieces, piece]
+
+
+def _reason(sample: CompletionOutput, turn: Turn | None) -> str | None:
+    """Why a sample ended; one that was cut was cut, also while it wrote a call."""
+    called = turn is not None and turn.has_calls and sample.finish_reason == "stop"
+    return "tool_calls" if called else sample.finish_reason
 
 
 def _piece(index: int, delta: dict[str, Any]) -> dict[str, Any]:

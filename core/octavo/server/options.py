@@ -15,6 +15,8 @@ class ServerOptions:
         max_body_bytes: a longer request is answered with 413.
         allowed_origins: web pages of these origins may call from a browser; "*" is all.
         trust_request_chat_template: let requests bring a chat template, which is a program, of their own.
+        tool_parser: how the model writes tool calls: hermes, llama3, mistral or none; unset: as its template shows.
+        reasoning_parser: how the model marks its reasoning: think, deepseek_r1 or none; unset: as its template shows.
 
     """
 
@@ -23,3 +25,5 @@ class ServerOptions:
     max_body_bytes: int = 32 << 20
     allowed_origins: tuple[str, ...] = ()
     trust_request_chat_template: bool = False
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None

@@ -7,6 +7,7 @@ from octavo.errors import shown
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, unsupported
 from octavo.server.protocol import GenerationRequest
+from octavo.server.structured import structured_output
 
 __all__ = ["check_served", "sampling_params"]
 
@@ -84,7 +85,9 @@ def sampling_params(
 
     Raises:
         RequestError: a value is out of range.
+        ApiError: the form of the output is malformed.
 
     """
     given = {name: value for name in SAME_NAME if (value := getattr(request, name)) is not None}
-    return SamplingParams(**{**recommended, **given, "max_tokens": max_tokens, "logprobs": logprobs})
+    own = {"max_tokens": max_tokens, "logprobs": logprobs, "structured": structured_output(request)}
+    return SamplingParams(**{**recommended, **given, **own})

@@ -1,0 +1,157 @@
+"""What a chat request makes of the assistant's text: reasoning, content, tool calls; and which calls it forces."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+from octavo.errors import ConfigError, shown
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import ApiError, unsupported
+from octavo.server.options import ServerOptions
+from octavo.server.protocol import ChatRequest
+from octavo.text.reasoning import (
+    REASONING_FORMATS,
+    ReasoningFormat,
+    ReasoningParser,
+    begins_inside,
+    detect_reasoning,
+    end_token,
+)
+from octavo.text.tokenizer import Tokenizer
+from octavo.text.tools import FORMATS, ToolCallDelta, ToolFormat, ToolParser, detect_format, forced_calls, read_tools
+from octavo.text.turn import Turn, TurnDelta
+
+__all__ = ["Turns", "delta_of", "parsers_of"]
+
+_Format = TypeVar("_Format")
+
+
+def parsers_of(options: ServerOptions, tokenizer: Tokenizer) -> tuple[ToolFormat | None, ReasoningFormat | None]:
+    """The formats that the settings name, or else the model's chat templates show.
+
+    Raises:
+        ConfigError: a setting names none that is known.
+
+    """
+    templates = list(tokenizer.chat_template.templates.values())
+    tools = _chosen("tool_parser", options.tool_parser, FORMATS, detect_format(templates))
+    reasoning = _chosen("reasoning_parser", options.reasoning_parser, REASONING_FORMATS, detect_reasoning(templates))
+    return tools, reasoning
+
+
+def _chosen(setting: str, name: str | None, known: Mapping[str, _Format], detected: _Format | None) -> _Format | None:
+    if name is None or name == "none":
+        return detected if name is None else None
+    if name not in known:
+        raise ConfigError(f"{setting} must be none or one of {', '.join(known)}, got {name!r:.100}")
+    return known[name]
+
+
+class Turns:
+    """The turns of one request, one for each of its n samples.
+
+    Attributes:
+        tools: for the chat template; None: it is to know of none.
+
+    Raises:
+        ApiError, RequestError: tools or tool_choice are malformed, or the model's way to call tools is not known.
+
+    """
+
+    def __init__(self, options: ServerOptions, tokenizer: Tokenizer, body: ChatRequest) -> None:
+        self._tokenizer = tokenizer
+        self._format, self._reasoning = parsers_of(options, tokenizer)
+        self._parallel = body.parallel_tool_calls is not False
+        self._inside = False
+        self._choice = _tool_choice(body)
+        self._tools = read_tools(body.tools or []) if self._choice != "none" else []
+        self.tools: Sequence[dict[str, Any]] | None = body.tools if self._tools else None
+        if self._tools and self._format is None:
+            raise unsupported(
+                "tools",
+                "are not served for this model: its chat template shows no way to call them that is known; start the "
+                f"server with tool_parser set to one of {', '.join(FORMATS)}",
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all text is content."""
+        return not self._tools and self._reasoning is None
+
+    def params(self, params: SamplingParams, prompt_ids: Sequence[int]) -> SamplingParams:
+        """The parameters as these turns need them: with forms of forced calls, and markers left in the text."""
+        markers = []
+        after = None
+        if self._reasoning is not None:
+            markers += [self._reasoning.start, self._reasoning.end]
+            self._inside = begins_inside(self._reasoning, self._tokenizer, prompt_ids)
+            after = end_token(self._reasoning, self._tokenizer) if self._inside else None
+        structured = params.structured
+        if self._tools and self._format is not None:
+            markers += [self._format.start, self._format.end]
+            if self._choice != "auto":
+                named = [tool for tool in self._tools if self._choice in ("required", tool.name)]
+                several = self._parallel and self._choice == "required"
+                structured = forced_calls(self._format, named, self._tokenizer, parallel=several, after=after)
+        if structured is not None and structured is params.structured and after is not None:
+            structured = structured.but_after(after)
+        special = self._tokenizer.special_token_ids
+        hidden = any(marker and self._tokenizer.backend.token_to_id(marker) in special for marker in markers)
+        skips = params.skip_special_tokens and not hidden
+        return params.but(structured=structured, skip_special_tokens=skips)
+
+    def begin(self) -> Turn:
+        """A sample's turn."""
+        tools = reasoning = None
+        if self._reasoning is not None:
+            reasoning = ReasoningParser(self._reasoning, inside=self._inside)
+        if self._tools and self._format is not None:
+            tools = ToolParser(self._format, [tool.name for tool in self._tools], parallel=self._parallel)
+        return Turn(reasoning, tools)
+
+
+def _tool_choice(body: ChatRequest) -> str:
+    """none, auto, required, or the name of the one tool that must be called."""
+    choice = body.tool_choice
+    if choice is None:
+        return "auto" if body.tools else "none"
+    if choice == "none" or (choice == "auto" and not body.tools):
+        return "none"
+    if not body.tools:
+        raise ApiError(400, "tool_choice asks for a call and there are no tools", "tool_choice")
+    if choice in ("auto", "required"):
+        return str(choice)
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    names = [tool.name for tool in read_tools(body.tools)]
+    if name not in names:
+        raise ApiError(
+            400,
+            'tool_choice is "none", "auto", "required" or {"type": "function", "function": {"name": ...}} with the '
+            f"name of one of the tools, got {shown(choice)}",
+            "tool_choice",
+        )
+    return str(name)
+
+
+def delta_of(delta: TurnDelta, *, with_reasoning: bool, streamed: bool) -> dict[str, Any]:
+    """What a turn gained, in the words of the protocol."""
+    gained: dict[str, Any] = {}
+    if delta.reasoning and with_reasoning:
+        gained["reasoning"] = gained["reasoning_content"] = delta.reasoning  # newer and older clients
+    if delta.content:
+        gained["content"] = delta.content
+    if delta.calls:
+        gained["tool_calls"] = _calls(delta.calls, streamed)
+    return gained
+
+
+def _calls(deltas: Collection[ToolCallDelta], streamed: bool) -> list[dict[str, Any]]:
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        call = calls.setdefault(delta.index, {"index": delta.index} if streamed else {})
+        function = call.setdefault("function", {})
+        if delta.name is not None:
+            call |= {"id": delta.id, "type": "function"}
+            function["name"] = delta.name
+        function["arguments"] = function.get("arguments", "") + delta.arguments
+    return list(calls.values())

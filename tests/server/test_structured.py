@@ -1,0 +1,136 @@
+"""Forms of outputs and tool calls, as clients ask for them."""
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+from httpx import Client
+from openai import OpenAI
+from server.served import Served
+
+from octavo.errors import ConfigError
+from octavo.server.app import create_app
+from octavo.server.options import ServerOptions
+
+HELLO = [{"role": "user", "content": "Hello there"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer"}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "parameters": {**SCHEMA, "required": ["ok"]}}},
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+@pytest.fixture(scope="module")
+def with_tools(served: Served) -> OpenAI:
+    url = served.listen(ServerOptions(tool_parser="hermes"))
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"guided_json": json.dumps(SCHEMA)},
+    ],
+    ids=str,
+)
+def test_a_schema_in_each_way(http: Client, fields: dict[str, Any]) -> None:
+    body = {"messages": HELLO, "max_tokens": 100, "seed": 5, **fields}
+    [choice] = http.post("/v1/chat/completions", json=body).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+
+
+def test_other_forms(http: Client) -> None:
+    for fields, form in (
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"guided_regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"guided_choice": ["one"]}, "one"),
+        ({"guided_grammar": 'root ::= "x" | "y"'}, "x|y"),
+    ):
+        [choice] = http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 60, **fields}).json()["choices"]
+        assert re.fullmatch(form, choice["text"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "odd"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}}, "json_schema"),
+        ({"structured_outputs": {"nothing": 1}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "("}}, "regex"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"guided_json": {"const": "x" * 300_000}}, "guided_json"),
+        ({"tools": TOOLS}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+    ids=str,
+)
+def test_what_is_no_form_is_a_400(http: Client, fields: dict[str, Any], param: str) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 5, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}], ids=str)
+def test_forced_calls_streamed_and_whole(with_tools: OpenAI, choice: Any) -> None:
+    wish: dict[str, Any] = {"model": "", "messages": HELLO, "tools": TOOLS, "tool_choice": choice, "seed": 7}
+    wish |= {"parallel_tool_calls": False, "max_tokens": 150}
+    del wish["model"]
+    model = with_tools.models.list().data[0].id
+    whole = with_tools.chat.completions.create(model=model, **wish).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.tool_calls is not None
+    [call] = whole.message.tool_calls
+    assert call.type == "function"
+    if call.function.name == "add":
+        jsonschema.validate(json.loads(call.function.arguments), TOOLS[0]["function"]["parameters"])  # type: ignore[index]
+    else:
+        assert choice == "required"
+    assert whole.message.content is None
+
+    name, arguments, ids, reasons = "", "", [], []
+    for chunk in with_tools.chat.completions.create(model=model, stream=True, **wish):
+        [piece] = chunk.choices
+        assert not piece.delta.content
+        for part in piece.delta.tool_calls or ():
+            assert part.index == 0
+            assert part.function is not None
+            ids += [part.id] if part.id else []
+            name += part.function.name or ""
+            arguments += part.function.arguments or ""
+        reasons += [piece.finish_reason] if piece.finish_reason else []
+    assert (name, arguments) == (call.function.name, call.function.arguments)
+    assert len(ids) == 1
+    assert reasons == ["tool_calls"]
+
+
+def test_a_cut_call_is_cut(with_tools: OpenAI) -> None:
+    model = with_tools.models.list().data[0].id
+    wish: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 12, "messages": HELLO}
+    assert with_tools.chat.completions.create(model=model, **wish).choices[0].finish_reason == "length"
+
+
+def test_tools_that_are_not_called_change_nothing(with_tools: OpenAI) -> None:
+    model = with_tools.models.list().data[0].id
+    wish: dict[str, Any] = {"max_tokens": 12, "messages": HELLO, "temperature": 0}
+    texts = [
+        with_tools.chat.completions.create(model=model, **wish, **more).choices[0].message.content
+        for more in ({}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"})
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_parser_that_is_none_is_refused_at_the_start(served: Served) -> None:
+    with pytest.raises(ConfigError, match="hermes"):
+        create_app(served.engine, ServerOptions(tool_parser="odd"))
