@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,8 @@ def test_over_the_engine_process(tiny_folder: Path) -> None:
         last = None
         async for output in engine.generate({"prompt_token_ids": PROMPTS[i]}, wishes[i]):
             last = output
+            if i == 0 and len(output.outputs[0].token_ids) == 5:
+                os.kill(engine.pid, signal.SIGKILL)
         assert last is not None
         return last
 
@@ -184,6 +188,23 @@ def test_over_the_engine_process(tiny_folder: Path) -> None:
                     pass
             assert caught.value.param == next(iter(form))
         assert tokens(await work) == expected
+        assert engine.num_restarts == 1
+
+        form = StructuredOutput(json_schema=SCHEMA | {"title": "one that was not compiled before"})
+        stream = engine.generate(
+            {"prompt_token_ids": PROMPTS[0]}, SamplingParams(structured=form, max_tokens=400), request_id="left"
+        )
+        ending = asyncio.ensure_future(anext(aiter(stream)))
+        await asyncio.sleep(0)
+        while engine.num_live == 0:
+            await asyncio.sleep(0.001)
+        await engine.abort(["left"])
+        output = await ending
+        while not output.finished:
+            output = await anext(stream)
+        assert output.outputs[0].finish_reason == "abort"
+        assert [output async for output in stream] == []
+        assert engine.num_live == 0
         await engine.stop()
 
     with LLM(config=config) as llm:

@@ -112,15 +112,21 @@ class EngineChild:
                 compiling = self._helper.submit(self._grammars.compile, message.params.structured)
                 self._compiling.append((message, compiling))
         elif isinstance(message, Abort):
-            self._engine.abort(message.request_ids)
-            gone = set(message.request_ids)
-            self._compiling = [waiting for waiting in self._compiling if waiting[0].request_id not in gone]
-            for request_id in message.request_ids:
-                self._numbers.pop(request_id, None)
+            self._abort(message.request_ids)
         elif isinstance(message, FinishSample):
             self._engine.finish_sample(message.request_id, message.index)
         elif isinstance(message, ResetPrefixCache):
             self._engine.reset_prefix_cache()
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        gone = set(request_ids)
+        for message, _ in self._compiling:
+            if message.request_id in gone:  # it has to be there for its end to be told
+                self._add(message, None)
+        self._compiling = [waiting for waiting in self._compiling if waiting[0].request_id not in gone]
+        self._engine.abort(request_ids)
+        for request_id in request_ids:
+            self._numbers.pop(request_id, None)
 
     def _add_compiled(self) -> None:
         """Add the requests whose structured outputs are compiled by now."""
