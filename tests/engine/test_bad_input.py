@@ -46,6 +46,7 @@ def refused(llm: LLM, prompt: Any, params: Any = None) -> str:
         ({"prompt_token_ids": ["5"]}, "prompt holds '5'"),
         ({"prompt_token_ids": [2**70]}, "prompt holds 1180591620717411303424"),
         ({"prompt_token_ids": [HUGE]}, "prompt holds a value of type int that cannot be written"),
+        ({"prompt_token_ids": "12"}, "prompt_token_ids are integers, got '12'; a text goes under 'prompt'"),
         ({"prompt_token_ids": 5}, "a prompt is a text, token ids or a mapping, got int"),
         (None, "got NoneType"),
         (5.5, "got float"),

@@ -121,6 +121,10 @@ class Inputs:
                 raise RequestError(
                     f"a prompt mapping has 'prompt' or 'prompt_token_ids', got {keys or 'nothing'}", "prompt"
                 )
+            if isinstance(prompt.get("prompt_token_ids"), str):
+                raise RequestError(
+                    f"prompt_token_ids are integers, got {shown(inner[0])}; a text goes under 'prompt'", "prompt"
+                )
             return self._tokenize(inner[0], add_special_tokens, max_tokens)
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise RequestError(f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}", "prompt")
