@@ -1,11 +1,14 @@
 """/v1/chat/completions: the assistant's turn, whole and in pieces, as OpenAI's client reads it."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from openai import OpenAI
+from repo.sources import text_of
 from server.events import chunks_of, joined
 from server.served import Served
 
@@ -150,3 +153,11 @@ def test_the_openai_client(openai: OpenAI) -> None:
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_the_example_of_the_readme(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = text_of(Path("README.md"))
+    [example] = [code for code in re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S) if "OpenAI(" in code]
+    example = example.replace("http://127.0.0.1:8000", served.url).replace('"demo"', '"tiny"')
+    exec(compile(example, "README.md", "exec"), {"__name__": "readme"})
+    assert capsys.readouterr().out

@@ -136,7 +136,8 @@ class _Message:
                 yield b"".join(events)
         assert output is not None
         end = {"type": "message_delta", "delta": _ending(output.outputs[0]), "usage": _usage(output)}
-        yield b"".join(map(named_event, ({"type": "content_block_stop", "index": 0}, end, {"type": "message_stop"})))
+        endings: list[dict[str, Any]] = [{"type": "content_block_stop", "index": 0}, end, {"type": "message_stop"}]
+        yield b"".join(map(named_event, endings))
 
     def _outputs(self) -> Any:
         return self._service.generate([self._prompt], self._params, self.caller, self._shared)[0]
