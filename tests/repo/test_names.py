@@ -16,8 +16,17 @@ WORDS = (
 FORBIDDEN = re.compile(rf"(?:{WORDS})s?")
 PARTS = re.compile(r"[A-Z]+s?(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+")  # of an identifier: int64Index -> int64, Index
 
-# Names of settings under which users know them elsewhere, as aliases of ours.
-ALLOWED = {Path("core/octavo/config.py"): {"gpu_memory_utilization", "num_gpu_blocks_override"}}
+# Names under which users know settings and metrics elsewhere, as aliases of ours.
+ALLOWED = {
+    Path("core/octavo/config.py"): {"gpu_memory_utilization", "num_gpu_blocks_override"},
+    Path("core/octavo/server/metrics.py"): {  # names under which dashboards look for ours
+        "cpu_cache_usage_perc",
+        "cpu_prefix_cache_hit_rate",
+        "gpu_cache_usage_perc",
+        "gpu_prefix_cache_hit_rate",
+        "num_gpu_blocks",
+    },
+}
 TO_HOST = re.compile(r"\.cpu\(\)")  # torch's only word for a copy in host memory, wherever the tensor lives
 CHECKED = (tokenize.NAME, tokenize.STRING, tokenize.COMMENT)
 

@@ -75,6 +75,26 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--max-body-bytes", metavar="N", type=int, default=32 << 20, help="longest request (default: 32 MiB)"
     )
     group.add_argument(
+        "--max-waiting-requests",
+        metavar="N",
+        type=int,
+        default=4096,
+        help="more that wait are answered with 503 and when to come again (default: 4096)",
+    )
+    group.add_argument(
+        "--max-waiting-tokens",
+        metavar="N",
+        type=int,
+        default=4 << 20,
+        help="the same, by the tokens of their prompts (default: 4194304)",
+    )
+    group.add_argument(
+        "--metrics-compat",
+        choices=("vllm", "none"),
+        default="vllm",
+        help="show metrics under these names beside our own (default: vllm)",
+    )
+    group.add_argument(
         "--trust-request-chat-template", action="store_true", help="let requests bring a chat template of their own"
     )
     group.add_argument(
@@ -124,7 +144,13 @@ def _options(args: argparse.Namespace) -> "ServerOptions":
 
     if bool(args.tls_certificate) != bool(args.tls_key):
         raise ConfigError("--tls-certificate and --tls-key go together: give both or neither")
-    for name, least in (("max_body_bytes", 1), ("stall_timeout", 0.1), ("drain_seconds", 0)):
+    for name, least in (
+        ("max_body_bytes", 1),
+        ("max_waiting_requests", 1),
+        ("max_waiting_tokens", 1),
+        ("stall_timeout", 0.1),
+        ("drain_seconds", 0),
+    ):
         if getattr(args, name) < least:
             raise ConfigError(f"{name} must be at least {least}, got {getattr(args, name)}")
     return ServerOptions(
@@ -135,6 +161,9 @@ def _options(args: argparse.Namespace) -> "ServerOptions":
         trust_request_chat_template=args.trust_request_chat_template,
         tool_parser=args.tool_parser,
         reasoning_parser=args.reasoning_parser,
+        max_waiting_requests=args.max_waiting_requests,
+        max_waiting_tokens=args.max_waiting_tokens,
+        with_vllm_metrics=args.metrics_compat == "vllm",
     )
 
 

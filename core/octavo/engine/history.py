@@ -46,6 +46,7 @@ class RequestRecord:
         received, admitted, first_token, last_token, finished: when.
         state: "waiting", "running", "swapped" or "finished".
         finish_reason: its samples' reasons, joined; None while it goes on.
+        is_late: whether it was not admitted in the time that its origin allows.
         error: why it failed.
         events: its timeline.
 
@@ -68,6 +69,7 @@ class RequestRecord:
     finished: float | None = None
     state: str = "waiting"
     finish_reason: str | None = None
+    is_late: bool = False
     error: str | None = None
     events: list[Event] = field(default_factory=list)
 
@@ -152,13 +154,16 @@ class History:
 
     Attributes:
         observers: told of everything, in order.
-        totals: what each count has grown to since the front started.
+        totals: what each count has grown to since the front started; "num_admitted" is counted here.
+        num_waiting, num_waiting_tokens: requests that were never admitted yet, and the tokens of their prompts.
 
     """
 
     def __init__(self, max_records: int = MAX_RECORDS) -> None:
         self.observers: list[Observer] = []
         self.totals: dict[str, int] = {}
+        self.num_waiting = 0
+        self.num_waiting_tokens = 0
         self._max_records = max_records
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
         self._last: Mapping[str, int] = {}
@@ -171,6 +176,8 @@ class History:
         """A request came, and was tokenised."""
         self._records[record.request_id] = record
         self._records.move_to_end(record.request_id)
+        self.num_waiting += 1
+        self.num_waiting_tokens += record.num_prompt_tokens
         record.add(Event(record.received, "received"))
         self.note(record, "tokenised", f"{record.num_prompt_tokens} tokens")
         while len(self._records) > self._max_records:
@@ -197,8 +204,12 @@ class History:
         record = self._records.get(update.request_id)
         if record is None:
             return
+        is_new = record.admitted is None
         for event in update.events:
             record.add(event)
+        if is_new and record.admitted is not None and record.finished is None:
+            self._leave_queue(record)
+            self.totals["num_admitted"] = self.totals.get("num_admitted", 0) + 1
         record.num_prompt_done = update.num_prompt_done
         record.num_cached_tokens = max(update.num_cached_tokens, record.num_cached_tokens)
         num_tokens = sum(len(sample.token_ids) for sample in update.samples)
@@ -213,12 +224,18 @@ class History:
         """A request has ended for its caller."""
         if record.finished is not None:
             return
+        if record.admitted is None:
+            self._leave_queue(record)
         record.finish_reason, record.error = reason, error
         record.state, record.finished = "finished", time.time()
         if not any(event.name == "finished" for event in record.events):
             record.add(Event(record.finished, "finished", f"{reason}: {error}" if error else reason))
         logger.debug("request %s: finished: %s", record.request_id, record.summary())
         self._tell("on_end", record)
+
+    def _leave_queue(self, record: RequestRecord) -> None:
+        self.num_waiting -= 1
+        self.num_waiting_tokens -= record.num_prompt_tokens
 
     def new_engine(self) -> None:
         """Another engine process counts from 0."""

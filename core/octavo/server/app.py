@@ -14,7 +14,8 @@ from starlette.routing import Route
 from octavo import __version__
 from octavo.engine.async_engine import AsyncEngine
 from octavo.errors import OctavoError
-from octavo.server import chat, completions, embeddings, messages, protocol, status, tokens
+from octavo.server import chat, completions, embeddings, messages, metrics, page, protocol, requests, status, tokens
+from octavo.server.admission import Admission
 from octavo.server.body import UnknownFields
 from octavo.server.errors import ApiError, as_api_error, error_response, not_found
 from octavo.server.middleware import ApiKeys, RequestIds
@@ -47,6 +48,11 @@ ROUTES: tuple[tuple[str, str, Endpoint, Body | None], ...] = (
     ("POST", "/ping", status.ping, None),
     ("GET", "/version", status.version, None),
     ("GET", "/load", status.load, None),
+    ("GET", "/metrics", metrics.metrics, None),
+    ("GET", "/requests", requests.list_requests, None),
+    ("GET", "/requests/{request_id:path}", requests.retrieve_request, None),
+    ("GET", "/", page.index, None),
+    ("GET", "/static/{name}", page.static, None),
 )
 
 
@@ -57,7 +63,14 @@ def create_app(engine: AsyncEngine, options: ServerOptions) -> FastAPI:
     """
     app = FastAPI(title="Octavo", version=__version__, docs_url=None, redoc_url=None)
     parsers_of(options, engine.tokenizer)  # a name that is none is refused now, not at the first chat
-    app.state.service = Service(engine, options)
+    service = app.state.service = Service(engine, options)
+    app.state.metrics = metrics.Metrics(engine, service.model, with_vllm_names=options.with_vllm_metrics)
+    app.state.admission = Admission(
+        engine,
+        app.state.metrics,
+        max_requests=options.max_waiting_requests,
+        max_tokens=options.max_waiting_tokens,
+    )
     app.state.unknown_fields = UnknownFields()
     for method, path, endpoint, body in ROUTES:
         app.add_api_route(path, endpoint, methods=[method], response_model=None, openapi_extra=dict(body_of(body)))

@@ -55,6 +55,7 @@ async def _embed_all(service: Service, body: EmbeddingRequest, caller: Caller) -
             body.normalize is not False,
             request_id=request_id,
             priority=body.priority or 0,
+            origin=caller.origin(body.user),
         )
 
     prompts = prompts_of(body.input, "input")

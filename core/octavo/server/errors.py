@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from octavo.errors import EngineDeadError, OctavoError, RequestError, RequestFailedError, UnsupportedError
+from octavo.errors import (
+    BusyError,
+    DeadlineError,
+    EngineDeadError,
+    OctavoError,
+    RequestError,
+    RequestFailedError,
+    UnsupportedError,
+)
 
 __all__ = ["ApiError", "as_api_error", "error_body", "error_response", "not_found", "unsupported"]
 
@@ -24,6 +32,7 @@ TYPES = {
     413: "RequestTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
+    504: "TimeoutError",
 }
 
 
@@ -66,6 +75,10 @@ def as_api_error(error: BaseException) -> ApiError | None:
         return ApiError(400, str(error), error.param)
     if isinstance(error, UnsupportedError):
         return ApiError(400, str(error), "model")
+    if isinstance(error, BusyError):
+        return ApiError(503, str(error), headers={"retry-after": f"{error.retry_after:.0f}"})
+    if isinstance(error, DeadlineError):
+        return ApiError(504, str(error), "timeout")
     if isinstance(error, EngineDeadError):
         return ApiError(503, str(error))
     if isinstance(error, RequestFailedError | OctavoError):

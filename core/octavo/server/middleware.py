@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import re
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -13,7 +14,8 @@ from octavo.server.errors import ApiError, error_response
 
 __all__ = ["OPEN_PATHS", "ApiKeys", "RequestIds"]
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
+OPEN_FOLDER = "/static/"  # of the page, which asks for a key and sends it with what it asks for
 REQUEST_ID = re.compile(r"[\x20-\x7e]{1,256}")
 
 
@@ -28,7 +30,7 @@ class ApiKeys:
         self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not scope["path"].startswith(OPEN_FOLDER):
             headers = Headers(scope=scope)
             scheme, _, token = headers.get("authorization", "").partition(" ")
             given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
@@ -53,7 +55,7 @@ def _digest(key: bytes) -> bytes:
 
 
 class RequestIds:
-    """Sends x-request-id back, or one made here."""
+    """Sends x-request-id back, or one made here. The scope's "octavo.received" says when the request came."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,6 +64,7 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["octavo.received"] = time.time()
         given = Headers(scope=scope).get("x-request-id", "")
         own = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
