@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import llguidance
 import numpy as np
 import numpy.typing as npt
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark, is_lark_syntax
 
 from octavo.errors import RequestError
 from octavo.structured_output import StructuredOutput
@@ -25,6 +25,8 @@ __all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarState"]
 
 LEXER_FUEL = 100_000  # of the library's units for a compilation, and for one token: at most about 0.1 s
 MAX_LEXER_STATES = 50_000  # about 2 kB each
+
+MAX_GBNF = 16 * 1024  # characters: the library translates GBNF in time that grows with the square of its rules
 
 _MAX_REASON = 300
 
@@ -157,6 +159,13 @@ def _source(structured: StructuredOutput) -> str:
     if structured.choice:
         return matcher.grammar_from_lark("start: " + " | ".join(map(quoted, structured.choice)))
     if structured.grammar is not None:
+        num_chars = len(structured.grammar)
+        if num_chars > MAX_GBNF and not is_lark_syntax(structured.grammar):
+            raise RequestError(
+                f"the grammar in GBNF has {num_chars} characters and may have {MAX_GBNF}; in Lark's syntax it may be "
+                "longer",
+                "grammar",
+            )
         try:
             return matcher.grammar_from_lark(any_to_lark(structured.grammar))
         except (GbnfToLarkError, RecursionError) as error:
