@@ -216,6 +216,16 @@ def test_the_command_ends_when_the_engine_is_gone_for_good(command: Command) -> 
     assert "no request explains it" in command.text
 
 
+def test_a_model_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
+    command = Command(tmp_path / "nothing")
+    try:
+        assert command.process.wait(60) == 1
+    finally:
+        command.close()
+    assert "octavo serve: error: " in command.lines[-1]
+    assert "Traceback" not in command.text
+
+
 def test_a_unix_socket(served: Served, tmp_path: Path) -> None:
     from octavo.server.run import Address
 

@@ -19,7 +19,6 @@ import msgspec
 
 from octavo import errors
 from octavo.config import EngineConfig
-from octavo.engine.assembly import describe, tokenizer_of
 from octavo.engine.history import History, Observer, Origin, RequestRecord
 from octavo.engine.inputs import NO_OUTPUT, Conversation, Inputs, Prompt, TokenizedPrompt
 from octavo.engine.output_processor import Output, OutputProcessor
@@ -45,7 +44,6 @@ from octavo.errors import (
     RequestFailedError,
     UnsupportedError,
 )
-from octavo.model.sentence import own_pooling
 from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import RequestUpdate
@@ -104,8 +102,6 @@ class AsyncEngine:
 
     def __init__(self, config: EngineConfig, *, stall_timeout: float = 60.0) -> None:
         self.config = config
-        self.description = describe(config, progress=False)
-        self.tokenizer = tokenizer_of(config, self.description)
         self.facts: dict[str, str] = {}
         self.memory: list[tuple[str, str]] = []
         self.stats = WireStats()
@@ -113,10 +109,7 @@ class AsyncEngine:
         self.failure: OctavoError | None = None
         self.history = History()
         self.gate: Callable[[RequestRecord], None] | None = None
-        self._inputs = Inputs(self.tokenizer, self.description.vocab_size, config.model.seed)
-        self._outputs = OutputProcessor(self.tokenizer)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-tokenize")
-        self._grammars = GrammarCompiler(self.tokenizer, self.description.eos_token_ids)
         self._grammar_threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-grammar")
         self._stall_timeout = stall_timeout
         self._live: dict[str, _Live] = {}
@@ -127,22 +120,34 @@ class AsyncEngine:
         self._process: EngineProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
 
+    def _describe(self) -> None:
+        """Read what the front needs of the model's files."""
+        # Imported late, for that takes seconds, in which the engine's process is starting already.
+        from octavo.engine.assembly import describe, tokenizer_of
+
+        self.description = describe(self.config, progress=False)
+        self.tokenizer = tokenizer_of(self.config, self.description)
+        self._inputs = Inputs(self.tokenizer, self.description.vocab_size, self.config.model.seed)
+        self._outputs = OutputProcessor(self.tokenizer)
+        self._grammars = GrammarCompiler(self.tokenizer, self.description.eos_token_ids)
+
     @classmethod
     async def start(cls, config: EngineConfig, *, stall_timeout: float = 60.0, wait: bool = True) -> "AsyncEngine":
-        """Describe the model, start the engine process and, with `wait`, return when it is ready.
+        """Start the engine process, describe the model and, with `wait`, return when the engine is ready.
 
         Raises:
             OctavoError: the model, a setting or the platform cannot serve.
 
         """
-        engine = await asyncio.to_thread(cls, config, stall_timeout=stall_timeout)
+        engine = cls(config, stall_timeout=stall_timeout)
         engine._keeper = asyncio.create_task(engine._keep())
-        if wait:
-            try:
+        try:
+            await asyncio.to_thread(engine._describe)
+            if wait:
                 await engine.wait_ready()
-            except BaseException:
-                await engine.stop()
-                raise
+        except BaseException:
+            await engine.stop()
+            raise
         return engine
 
     @property
@@ -245,6 +250,8 @@ class AsyncEngine:
         origin: Origin = ANYWHERE,
     ) -> EmbeddingOutput:
         """Turn one prompt into a vector by its final hidden states; as `LLM.embed`, with the errors of `generate`."""
+        from octavo.model.sentence import own_pooling
+
         own = own_pooling(self.description.files)
         wanted = PoolingParams(pooling or own or "mean", normalize)
         async with aclosing(self._run(prompt, NO_OUTPUT, request_id, priority, salt, origin, wanted)) as outputs:

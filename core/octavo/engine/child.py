@@ -68,7 +68,9 @@ class EngineChild:
     def run(self) -> int:
         """Load, then step until told to stop; the process's exit status."""
         start = decode_to_engine(self._socket.recv())
-        assert isinstance(start, Start)
+        if not isinstance(start, Start):  # the front changed its mind
+            self._socket.close(linger=0)
+            return 0
         self._board = Board(Path(start.board), start.max_requests)
         try:
             prepared = prepare(EngineConfig.of(**start.settings), progress=False)
