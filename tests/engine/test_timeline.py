@@ -14,7 +14,7 @@ from octavo import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.history import Origin, RequestRecord
 from octavo.engine.wire import WireStats
-from octavo.errors import DeadlineError
+from octavo.errors import ConfigError, DeadlineError
 from octavo.sampling_params import SamplingParams
 
 PROMPTS = [[4 + (7 * i + 3 * j) % 250 for j in range(20 + 11 * i)] for i in range(4)]
@@ -188,3 +188,13 @@ def test_history_is_bounded() -> None:
         if i != 2:
             history.end(record, "stop")
     assert [record.request_id for record in history.records()] == ["r9", "r8", "r2"]
+
+
+def test_settings_that_the_engine_refuses_end_its_start(tiny_folder: Path) -> None:
+    """Its process is gone before it can be told to stop: nobody waits for it to listen."""
+
+    async def test() -> None:
+        with pytest.raises(ConfigError, match="swap_space is 0"):
+            await AsyncEngine.start(settings(tiny_folder, preemption_mode="swap"))
+
+    run(test())

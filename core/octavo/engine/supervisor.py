@@ -65,8 +65,9 @@ class EngineProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "octavo.engine.child", address, str(os.getpid()), stdin=asyncio.subprocess.DEVNULL
         )
-        await self.send(Start(self._config.flat(), str(self._board.path), self._max_requests))
+        start = Start(self._config.flat(), str(self._board.path), self._max_requests)
         self._tasks = [
+            asyncio.create_task(self.send(start)),  # waits until the process takes it, which one that dies never does
             asyncio.create_task(self._receive(on_message)),
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._wait()),
@@ -81,12 +82,14 @@ class EngineProcess:
         """Ask the process to end, then make it; returns when it is gone."""
         process = self._process
         if process is not None and process.returncode is None:
-            await self.send(Stop())
+            telling = asyncio.create_task(self.send(Stop()))  # a process that is ending takes no message any more
             try:
                 await asyncio.wait_for(process.wait(), STOP_SECONDS)
             except TimeoutError:
                 self.kill()
                 await process.wait()
+            finally:
+                telling.cancel()
         await self.release()
 
     def kill(self) -> None:
