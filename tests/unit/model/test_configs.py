@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.family_cases import CASES
 from doubles.tiny_models import Tiny, base, folder_files
 from transformers import CONFIG_MAPPING
 
@@ -13,8 +14,6 @@ from octavo.contract import DecoderSpec
 from octavo.model.config import ConfigView
 from octavo.model.describe import describe_model
 from octavo.model.families import FAMILIES
-
-from .test_families import CASES
 
 # What config.json of any model holds; everything else may be left to the config class.
 ALWAYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

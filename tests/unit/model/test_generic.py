@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from doubles.family_cases import CASES
 from doubles.paged_program import Paged
 from doubles.platforms import ToyPlatform
 from doubles.tiny_models import folder_files
@@ -14,8 +15,6 @@ from doubles.tiny_models import folder_files
 from octavo.contract import FusedAddRMSNorm, Linear, OpImpl, OpSignature, Support
 from octavo.model.describe import describe_native, load_weights
 from octavo.model.description import NativeModel
-
-from .test_families import CASES
 
 CPU = torch.device("cpu")
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doubles.family_cases import CASES
 from doubles.paged_program import Paged
 from doubles.tiny_models import Tiny, gguf_files
 
@@ -14,7 +15,6 @@ from octavo.model.describe import describe_model, load_weights
 
 from .converter import Conversion, write_gguf, write_tensors
 from .harness import compare
-from .test_families import CASES
 
 WINDOW = {"sliding_window": "attention.sliding_window"}
 CAPS = {
