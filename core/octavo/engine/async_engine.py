@@ -299,7 +299,7 @@ class AsyncEngine:
             self._outputs.add_embedding(request_id, tokenized)
         try:
             if self._state == "ready" and self._process is not None:
-                await self._process.send(message)
+                self._process.send(message)
             while True:
                 await self._news_of(live, deadline)
                 live.news.clear()
@@ -316,7 +316,7 @@ class AsyncEngine:
             self.history.end(record, _reason(live.latest))
             self._outputs.drop(request_id)
             if self._live.pop(request_id, None) is not None and not (live.latest and live.latest.finished):
-                await self._send(Abort([request_id]))
+                self._send(Abort([request_id]))
 
     async def _news_of(self, live: _Live, deadline: float | None) -> None:
         """Return when there is news of a request; until it is admitted that must be before the deadline."""
@@ -357,11 +357,11 @@ class AsyncEngine:
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """End requests; their streams end with finish reason "abort"."""
-        await self._send(Abort(list(request_ids)))
+        self._send(Abort(list(request_ids)))
 
     async def reset_prefix_cache(self) -> None:
         """Forget cached prefixes."""
-        await self._send(ResetPrefixCache())
+        self._send(ResetPrefixCache())
 
     # Life
 
@@ -439,9 +439,9 @@ class AsyncEngine:
         self._state = state
         self._changed.set()
 
-    async def _send(self, message: Abort | FinishSample | ResetPrefixCache) -> None:
+    def _send(self, message: Abort | FinishSample | ResetPrefixCache) -> None:
         if self._state == "ready" and self._process is not None:
-            await self._process.send(message)
+            self._process.send(message)
 
     # What the engine says
 
@@ -479,11 +479,11 @@ class AsyncEngine:
         except Exception as error:  # a fault of ours in one request's text is no reason to end the others
             logger.exception("the output of request %s failed", update.request_id)
             self._fail(live, RequestFailedError(f"its output failed: {error}"[:500]))
-            await self._send(Abort([update.request_id]))
+            self._send(Abort([update.request_id]))
             return
         for index in stopped:
             live.finished.add(index)
-            await self._send(FinishSample(update.request_id, index))
+            self._send(FinishSample(update.request_id, index))
         if update.error is not None:
             live.error = RequestFailedError(update.error)
         if output is not None and update.has_output:
@@ -498,7 +498,7 @@ class AsyncEngine:
             if live.num_restarts:
                 num_outputs = sum(map(len, live.outputs.values()))
                 self.history.note(live.record, "sent again", f"with the {num_outputs} tokens that it had")
-            await self._process.send(
+            self._process.send(
                 AddRequest(
                     done.request_id,
                     done.number,

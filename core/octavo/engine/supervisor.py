@@ -41,6 +41,7 @@ class EngineProcess:
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.set_hwm(0)
+        self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
@@ -65,31 +66,28 @@ class EngineProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "octavo.engine.child", address, str(os.getpid()), stdin=asyncio.subprocess.DEVNULL
         )
-        start = Start(self._config.flat(), str(self._board.path), self._max_requests)
+        self.send(Start(self._config.flat(), str(self._board.path), self._max_requests))
         self._tasks = [
-            asyncio.create_task(self.send(start)),  # waits until the process takes it, which one that dies never does
+            asyncio.create_task(self._transmit()),
             asyncio.create_task(self._receive(on_message)),
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._wait()),
         ]
 
-    async def send(self, message: ToEngine) -> None:
-        """Send a message; one to a process that is gone is lost."""
-        if not self._socket.closed:
-            await self._socket.send(encode(message))
+    def send(self, message: ToEngine) -> None:
+        """Send a message, in the order of the calls and without waiting; one to a process that is gone is lost."""
+        self._outbox.put_nowait(message)
 
     async def stop(self) -> None:
         """Ask the process to end, then make it; returns when it is gone."""
         process = self._process
         if process is not None and process.returncode is None:
-            telling = asyncio.create_task(self.send(Stop()))  # a process that is ending takes no message any more
+            self.send(Stop())
             try:
                 await asyncio.wait_for(process.wait(), STOP_SECONDS)
             except TimeoutError:
                 self.kill()
                 await process.wait()
-            finally:
-                telling.cancel()
         await self.release()
 
     def kill(self) -> None:
@@ -105,6 +103,11 @@ class EngineProcess:
         self._socket.close(linger=0)
         self._board.remove()
         self._folder.cleanup()
+
+    async def _transmit(self) -> None:
+        """Send what callers left; waits while the process takes nothing, for ever where it is gone."""
+        while True:
+            await self._socket.send(encode(await self._outbox.get()))
 
     async def _receive(self, on_message: Callable[[FromEngine], Awaitable[None]]) -> None:
         while True:
