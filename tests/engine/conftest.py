@@ -1,6 +1,7 @@
 """A tiny model for most tests, the demo model for some; whatever was never written holds NaN."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,24 @@ from octavo.executor.worker import POISON_VARIABLE
 MakeLLM = Callable[..., LLM]
 
 
-@pytest.fixture(autouse=True, scope="session")
-def poison() -> Iterator[None]:
+@contextmanager
+def poisoned() -> Iterator[None]:
     """KV blocks, the runner's buffers and torch's new tensors are filled with NaN and garbage."""
     before = torch.are_deterministic_algorithms_enabled()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(POISON_VARIABLE, "1")
         torch.use_deterministic_algorithms(True)  # with it torch fills the memory of new tensors
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def poison() -> Iterator[None]:
+    """For these tests alone: others may run in this process before and after."""
+    with poisoned():
         yield
-        torch.use_deterministic_algorithms(before)
 
 
 @pytest.fixture(scope="session")
@@ -46,8 +56,10 @@ def oracle(_tiny_model: tuple[Path, Oracle]) -> Oracle:
 @pytest.fixture(scope="session")
 def tiny(tiny_folder: Path) -> Iterator[LLM]:
     """The tiny model with room for everybody. Tests share it and leave it without requests."""
-    with LLM(tiny_folder, dtype="float32", num_threads=1, block_size=16, num_blocks_override=256) as llm:
-        yield llm
+    with poisoned():
+        llm = LLM(tiny_folder, dtype="float32", num_threads=1, block_size=16, num_blocks_override=256)
+    yield llm
+    llm.close()
 
 
 @pytest.fixture
