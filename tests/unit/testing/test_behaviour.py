@@ -78,7 +78,7 @@ FAULTS = {
         "differs in chunks",
     ),
     "behaviour/memory": (
-        "def plan(self, cache, batch): self.kept = [*getattr(self, 'kept', []), torch.ones(8192)];"
+        "def plan(self, cache, batch): self.kept = [*getattr(self, 'kept', []), torch.ones(1 << 17)];"
         " return super().plan(cache, batch)",
         "the process grew by",
     ),
