@@ -13,6 +13,19 @@ def chain() -> BlockChain:
     return BlockChain(root_hash(), SIZE)
 
 
+def two_that_share() -> tuple[BlockManager, list[BlockChain]]:
+    """Sequences 0 and 1 of the same nine tokens: two shared blocks, and a tail for each."""
+    manager = BlockManager(6, SIZE, num_host_blocks=6)
+    tokens = list(range(9))
+    chains = [chain(), chain()]
+    for seq_id in range(2):
+        match = manager.match(tokens, chains[seq_id])
+        manager.start(seq_id, match)
+        manager.allocate(seq_id, match.num_tokens, 9 - match.num_tokens)
+        manager.publish(seq_id, tokens, chains[seq_id], match.num_tokens, 9)
+    return manager, chains
+
+
 def test_a_table_grows_by_whole_blocks_and_only_when_needed() -> None:
     manager = BlockManager(4, SIZE)
     manager.start(0, NO_HIT)
@@ -101,14 +114,7 @@ def test_swap_out_and_in_keeps_sharing() -> None:
 
 
 def test_swap_leaves_what_another_request_holds_on_the_device() -> None:
-    manager = BlockManager(6, SIZE, num_host_blocks=6)
-    tokens = list(range(9))
-    chains = [chain(), chain()]
-    for seq_id in range(2):
-        match = manager.match(tokens, chains[seq_id])
-        manager.start(seq_id, match)
-        manager.allocate(seq_id, match.num_tokens, 9 - match.num_tokens)
-        manager.publish(seq_id, tokens, chains[seq_id], match.num_tokens, 9)
+    manager, chains = two_that_share()
     swapped = manager.swap_out([(1, chains[1], 9)])
     assert swapped is not None
     assert len(manager.take_step().swap_out) == 1, "the tail alone is private"
@@ -120,14 +126,7 @@ def test_swap_leaves_what_another_request_holds_on_the_device() -> None:
 
 
 def test_swap_in_stops_at_a_gap() -> None:
-    manager = BlockManager(6, SIZE, num_host_blocks=6)
-    tokens = list(range(9))
-    chains = [chain(), chain()]
-    for seq_id in range(2):
-        match = manager.match(tokens, chains[seq_id])
-        manager.start(seq_id, match)
-        manager.allocate(seq_id, match.num_tokens, 9 - match.num_tokens)
-        manager.publish(seq_id, tokens, chains[seq_id], match.num_tokens, 9)
+    manager, chains = two_that_share()
     swapped = manager.swap_out([(1, chains[1], 9)])
     manager.free(0)
     manager.start(2, NO_HIT)
