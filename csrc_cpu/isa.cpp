@@ -14,6 +14,7 @@ const Kernels* const kBuilt[] = {
 #ifdef OCTAVO_X86
     &avx2::kernels,
     &avx512::kernels,
+    &avx512bf16::kernels,
 #endif
 };
 constexpr int kNumBuilt = sizeof kBuilt / sizeof kBuilt[0];
@@ -27,7 +28,8 @@ int count_usable() {
     const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512cd");
-    return wide ? 3 : 2;
+    if (!wide) return 2;
+    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") ? 4 : 3;
 #else
     return 1;
 #endif

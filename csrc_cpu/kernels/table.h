@@ -106,6 +106,9 @@ extern const Kernels kernels;
 namespace avx512 {
 extern const Kernels kernels;
 }
+namespace avx512bf16 {
+extern const Kernels kernels;
+}
 #endif
 
 }  // namespace octavo
