@@ -1,10 +1,8 @@
 // The C ABI: checks arguments, decides how a call is cut into ranges, and runs them.
 
 #include <algorithm>
-#include <atomic>
-#include <new>
-#include <vector>
 
+#include "attend.h"
 #include "include/octavo_cpu.h"
 #include "isa.h"
 #include "pool.h"
@@ -12,9 +10,8 @@
 namespace octavo {
 namespace {
 
-// Below so many elements (or multiply-adds) of work a second thread is not worth waking.
+// Below so many elements of work a second thread is not worth waking.
 constexpr int64_t kGrainElements = 32 * 1024;
-constexpr int64_t kGrainProducts = 256 * 1024;
 
 bool known(int dtype) { return dtype >= OCTAVO_FLOAT32 && dtype <= OCTAVO_FLOAT16; }
 
@@ -29,113 +26,6 @@ int norm(void (*Kernels::*kernel)(const Norm&, int64_t, int64_t), const Norm& a,
     const auto function = kernels()->*kernel;
     parallel_for(rows, rows_for(a.hidden), [&](int64_t begin, int64_t end) { function(a, begin, end); });
     return OCTAVO_OK;
-}
-
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-int64_t value_stride(const octavo_attention& g) { return round_up(g.latent ? g.head_size : g.value_size, kValueAlign); }
-
-bool sound_geometry(const octavo_attention& g) {
-    const bool blocks = g.block_size >= 8 && (kChunk % g.block_size == 0 || g.block_size % kChunk == 0);
-    const bool heads = g.num_kv_heads >= 1 && g.num_heads >= g.num_kv_heads && g.num_heads % g.num_kv_heads == 0;
-    const bool sizes = g.head_size >= 1 && g.head_size <= 1024 && g.value_size >= 1 && g.value_size <= 1024;
-    const bool latent = !g.latent || (g.num_kv_heads == 1 && g.value_size <= g.head_size);
-    return blocks && heads && sizes && latent && g.window >= 0 && g.num_blocks >= 0;
-}
-
-// Tiles of a step, long ones first within a row, and about how many products they take.
-int64_t cut_tiles(const octavo_attention& g, std::vector<Tile>& tiles) {
-    const int group = g.num_heads / g.num_kv_heads;
-    const int head_tiles = (group + kTileRows - 1) / kTileRows;
-    const int heads = (group + head_tiles - 1) / head_tiles;
-    const int tokens = std::max(1, kTileRows / heads);
-    int64_t products = 0;
-    for (int row = 0; row < g.num_rows; ++row) {
-        const int length = g.query_start_loc[row + 1] - g.query_start_loc[row];
-        if (length == 0) continue;
-        const int before = g.seq_lens[row] - length;
-        for (int token = (length - 1) / tokens * tokens; token >= 0; token -= tokens) {
-            const int count = std::min(tokens, length - token);
-            const int first_position = before + token, last_position = first_position + count - 1;
-            const int first_seen = g.window > 0 ? std::max(0, first_position + 1 - g.window) : 0;
-            const int first_chunk = first_seen / kChunk, last_chunk = last_position / kChunk;
-            products += int64_t(count) * (last_position + 1 - first_seen);
-            for (int kv_head = 0; kv_head < g.num_kv_heads; ++kv_head) {
-                for (int head = 0; head < group; head += heads) {
-                    tiles.push_back({row, kv_head, head, std::min(heads, group - head), token, count, first_chunk,
-                                     last_chunk - first_chunk + 1});
-                }
-            }
-        }
-    }
-    return products * g.num_heads * (g.head_size + g.value_size);
-}
-
-// The caller's lists, kept between calls.
-struct WorkLists {
-    std::vector<Tile> tiles;
-    std::vector<Piece> pieces;
-    std::vector<int64_t> first_pieces;
-    std::vector<float> partials;
-};
-
-int run_in_scratch(void (*step)(const Attend&, float*, int64_t, int64_t), const Attend& a, int64_t scratch_bytes,
-                   int64_t count, int64_t grain) {
-    std::atomic<bool> starved{false};
-    parallel_for(count, grain, [&](int64_t begin, int64_t end) {
-        auto* scratch = static_cast<float*>(thread_scratch(size_t(scratch_bytes)));
-        if (scratch == nullptr) {
-            starved.store(true, std::memory_order_relaxed);
-        } else {
-            step(a, scratch, begin, end);
-        }
-    });
-    return starved.load(std::memory_order_relaxed) ? OCTAVO_NO_MEMORY : OCTAVO_OK;
-}
-
-int attend_split(const Kernels& k, Attend& a, WorkLists& lists, int64_t scratch_bytes, int64_t piece_grain) {
-    const octavo_attention& g = *a.geometry;
-    const int64_t floats_per_row = round_up(g.value_size, kValueAlign) + 2;
-    int64_t offset = 0;
-    lists.pieces.clear();
-    lists.first_pieces.clear();
-    for (size_t t = 0; t < lists.tiles.size(); ++t) {
-        const Tile& tile = lists.tiles[t];
-        lists.first_pieces.push_back(int64_t(lists.pieces.size()));
-        for (int c = 0; c < tile.num_chunks; ++c) {
-            lists.pieces.push_back({int(t), tile.first_chunk + c, offset});
-            offset += tile.num_tokens * tile.num_heads * floats_per_row;
-        }
-    }
-    if (int64_t(lists.partials.size()) < offset) lists.partials.resize(size_t(offset));
-    a.pieces = lists.pieces.data();
-    a.first_pieces = lists.first_pieces.data();
-    a.partials = lists.partials.data();
-    const int status = run_in_scratch(k.attend_pieces, a, scratch_bytes, int64_t(lists.pieces.size()), piece_grain);
-    if (status != OCTAVO_OK) return status;
-    return run_in_scratch(k.fold_tiles, a, scratch_bytes, int64_t(lists.tiles.size()), 16);
-}
-
-int attend(Attend& a) {
-    static thread_local WorkLists lists;
-    const Kernels& k = *kernels();
-    const octavo_attention& g = *a.geometry;
-    lists.tiles.clear();
-    const int64_t products = cut_tiles(g, lists.tiles);
-    const int64_t num_tiles = int64_t(lists.tiles.size());
-    if (num_tiles == 0) return OCTAVO_OK;
-    a.tiles = lists.tiles.data();
-    const int64_t scratch_bytes = k.attend_scratch(g) * int64_t(sizeof(float));
-    int64_t num_pieces = 0;
-    for (const Tile& tile : lists.tiles) num_pieces += tile.num_chunks;
-    // Where tiles are too few to share out evenly, their chunks are. The sums are the same either way.
-    const bool split =
-        num_threads() > 1 && num_tiles < 4 * num_threads() && num_pieces > num_tiles && products >= 2 * kGrainProducts;
-    if (split) {
-        return attend_split(k, a, lists, scratch_bytes, std::max<int64_t>(1, num_pieces * kGrainProducts / products));
-    }
-    const int64_t grain = std::max<int64_t>(1, num_tiles * kGrainProducts / std::max<int64_t>(1, products));
-    return run_in_scratch(k.attend_tiles, a, scratch_bytes, num_tiles, grain);
 }
 
 }  // namespace
@@ -239,50 +129,13 @@ int octavo_act_and_mul(void* out, const void* x, int64_t rows, int64_t width, in
     return OCTAVO_OK;
 }
 
-int64_t octavo_block_elements(const octavo_attention* g) {
-    const int64_t key = g->latent ? 0 : int64_t(g->head_size) * g->block_size;
-    return g->num_kv_heads * (key + value_stride(*g) * g->block_size);
-}
+int64_t octavo_block_elements(const octavo_attention* g) { return block_elements(*g); }
 
-int octavo_check_batch(const octavo_attention* g) {
-    if (!known(g->dtype) || !known(g->kv_dtype)) return OCTAVO_BAD_DTYPE;
-    if (!sound_geometry(*g) || g->num_rows < 0) return OCTAVO_OUT_OF_RANGE;
-    if (g->num_rows > 0 && g->query_start_loc[0] < 0) return OCTAVO_OUT_OF_RANGE;
-    for (int row = 0; row < g->num_rows; ++row) {
-        const int length = g->query_start_loc[row + 1] - g->query_start_loc[row];
-        if (length < 0 || g->seq_lens[row] < length) return OCTAVO_OUT_OF_RANGE;
-        if (length == 0) continue;
-        const int64_t last_block = (g->seq_lens[row] - 1) / g->block_size;
-        if (last_block >= g->block_table_stride) return OCTAVO_OUT_OF_RANGE;
-        // Blocks that a window has left behind may be gone; nothing reads them.
-        const int first_position = g->seq_lens[row] - length;
-        const int first_seen = g->window > 0 ? std::max(0, first_position + 1 - g->window) : 0;
-        const int32_t* table = g->block_table + row * g->block_table_stride;
-        for (int64_t b = first_seen / g->block_size; b <= last_block; ++b) {
-            if (table[b] < 0 || table[b] >= g->num_blocks) return OCTAVO_OUT_OF_RANGE;
-        }
-    }
-    if (g->num_rows > 0 && g->query_start_loc[g->num_rows] > g->num_tokens) return OCTAVO_OUT_OF_RANGE;
-    for (int t = 0; t < g->num_tokens; ++t) {
-        if (g->slots[t] < -1 || g->slots[t] >= int64_t(g->num_blocks) * g->block_size) return OCTAVO_OUT_OF_RANGE;
-    }
-    return OCTAVO_OK;
-}
+int octavo_check_batch(const octavo_attention* g) { return check_batch(*g); }
 
 int octavo_write_kv(const octavo_attention* g, void* cache, const void* key, int64_t key_token_stride,
                     int64_t key_head_stride, const void* value, int64_t value_token_stride, int64_t value_head_stride) {
-    const WriteKv a = {g,
-                       cache,
-                       key,
-                       g->latent ? key : value,
-                       key_token_stride,
-                       key_head_stride,
-                       g->latent ? key_token_stride : value_token_stride,
-                       g->latent ? key_head_stride : value_head_stride};
-    const auto function = kernels()->write_kv;
-    parallel_for(g->num_tokens, rows_for(2 * int64_t(g->num_kv_heads) * g->head_size),
-                 [&](int64_t begin, int64_t end) { function(a, begin, end); });
-    return OCTAVO_OK;
+    return write_kv({g, cache, key, value, key_token_stride, key_head_stride, value_token_stride, value_head_stride});
 }
 
 int octavo_attend(const octavo_attention* g, void* out, int64_t out_token_stride, int64_t out_head_stride,
@@ -301,11 +154,7 @@ int octavo_attend(const octavo_attention* g, void* out, int64_t out_token_stride
                 nullptr,
                 nullptr,
                 nullptr};
-    try {
-        return attend(a);
-    } catch (const std::bad_alloc&) {
-        return OCTAVO_NO_MEMORY;
-    }
+    return attend(a);
 }
 
 int octavo_copy_blocks(void* const* targets, const void* const* sources, int64_t num_layers, const int64_t* pairs,
