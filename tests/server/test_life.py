@@ -5,9 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from server.command import Command
 from server.events import chunks_of, joined
-from server.served import SETTINGS, Served
+from server.served import Served
 
 from octavo.server.options import ServerOptions
 
@@ -136,39 +134,6 @@ async def _fail(served: Served, live: Any) -> None:
 
     served.engine._fail(live, EngineDeadError("as planned"))
     await served.engine.abort([live.message.request_id])
-
-
-class Command:
-    """`octavo serve` in a process of its own."""
-
-    def __init__(self, folder: Path, *flags: str) -> None:
-        settings = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
-        command = [sys.executable, "-m", "octavo.cli.main", "serve", str(folder), "--port=0", *settings, *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(self.process.stdout)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.lines)
-
-    def wait_for(self, pattern: str) -> str:
-        end = time.monotonic() + 60
-        while (found := re.search(pattern, self.text)) is None:
-            assert time.monotonic() < end, self.text
-            assert self.process.poll() is None or re.search(pattern, self.text), self.text
-            time.sleep(0.02)
-        return found[1] if found.groups() else found[0]
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reader.join()
 
 
 @pytest.fixture
