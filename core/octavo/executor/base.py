@@ -46,6 +46,9 @@ class Executor(ABC):
     def on_progress(self, beat: Callable[[], None]) -> None:
         """Call `beat` within steps, as a sign of life. Default: never, so that a step is one silence."""
 
+    def on_phase(self, mark: Callable[[str], None]) -> None:
+        """Call `mark` where a step enters a phase: "build", "program", "sample". Default: never."""
+
     @abstractmethod
     def shutdown(self) -> None:
         """Give back what is held on the devices; may be called twice, nothing else after it."""

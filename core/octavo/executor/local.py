@@ -69,5 +69,8 @@ class LocalExecutor(Executor):
     def on_progress(self, beat: Callable[[], None]) -> None:
         self._worker.on_progress(beat)
 
+    def on_phase(self, mark: Callable[[str], None]) -> None:
+        self._worker.on_phase(mark)
+
     def shutdown(self) -> None:
         self._worker.close()

@@ -5,7 +5,7 @@ chosen. When the program raises, what the step had told of sequences and blocks 
 in; the scheduler removes the sequences or sends them anew.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -97,7 +97,12 @@ def scores_prompts(program: Program) -> bool:
 
 
 class ModelRunner:
-    """One program, its KV caches and the sequences whose keys and values lie there."""
+    """One program, its KV caches and the sequences whose keys and values lie there.
+
+    Attributes:
+        mark: told where a step enters a phase: "build", "program", "sample".
+
+    """
 
     def __init__(
         self,
@@ -126,6 +131,7 @@ class ModelRunner:
         # A padded head's best logit may be none of the tokenizer's.
         self._picks_greedy = RowMode.GREEDY in program.modes and limits.vocab_size == limits.num_logits
         self._scores = scores_prompts(program)
+        self.mark: Callable[[str], None] = _ignore
 
     @property
     def num_sequences(self) -> int:
@@ -139,6 +145,7 @@ class ModelRunner:
             Exception: whatever the program or a backend raised; the sequences may be removed as usual.
 
         """
+        self.mark("build")
         for seq_id in step.removed:
             self._sequences.pop(seq_id, None)
             self._store.remove(seq_id)
@@ -149,7 +156,9 @@ class ModelRunner:
             self._store.append_blocks(scheduled.seq_id, scheduled.new_block_ids)
             self._store.replace_blocks(scheduled.seq_id, scheduled.replaced_blocks)
         result = _Result()
-        for shares in self._calls(step.scheduled):
+        for number, shares in enumerate(self._calls(step.scheduled)):
+            if number:
+                self.mark("build")
             self._compute(shares, result)
         return result.output()
 
@@ -234,7 +243,9 @@ class ModelRunner:
             if share.sample_for:
                 mode = self._sample_mode(share)
                 choosing.append((share, mode, rows.add(mode, (offset - 1,)).start))
+        self.mark("program")
         output = self._program.submit(batch, rows.rows()).result()
+        self.mark("sample")
         for share, first, second in scoring:
             self._take_scores(share, first, second, output, result)
         for seq_id, places in pooling:
@@ -369,6 +380,10 @@ class _RowList:
         """All of them."""
         index, target = np.asarray(self._index, np.int64), np.asarray(self._target, np.int64)
         return Rows(index, np.asarray(self._mode, np.uint8), self._k, target)
+
+
+def _ignore(phase: str) -> None:
+    """Nobody wants to know."""
 
 
 def _take_hidden(seq_id: int, places: slice, output: StepOutput, result: _Result) -> None:

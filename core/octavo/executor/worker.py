@@ -130,6 +130,11 @@ class Worker:
         if isinstance(self._program, GenericProgram):
             self._program.on_layer = beat
 
+    def on_phase(self, mark: Callable[[str], None]) -> None:
+        """Call `mark` where a step enters a phase."""
+        if self._runner is not None:
+            self._runner.mark = mark
+
     def close(self) -> None:
         """Let go of weights and KV caches."""
         if self._runner is not None:
