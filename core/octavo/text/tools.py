@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from octavo.errors import RequestError, shown
 from octavo.structured_output import StructuredOutput
@@ -18,6 +18,7 @@ from octavo.text.tokenizer import Tokenizer
 
 __all__ = [
     "FORMATS",
+    "Part",
     "Tool",
     "ToolCallDelta",
     "ToolDelta",
@@ -44,6 +45,7 @@ class ToolFormat:
         is_bare: whether the start may be missing where a whole output is calls.
         arguments: the key of the arguments.
         between: what stands between two calls, besides a start.
+        id_length: of a call's id, letters and digits alone; None: any id will do.
 
     """
 
@@ -54,6 +56,11 @@ class ToolFormat:
     is_bare: bool = False
     arguments: str = "arguments"
     between: str = ""
+    id_length: int | None = None
+
+    def new_id(self) -> str:
+        """A name for a call, that the family's chat templates take back."""
+        return "call_" + secrets.token_hex(12) if self.id_length is None else secrets.token_hex(16)[: self.id_length]
 
 
 FORMATS = {
@@ -61,7 +68,7 @@ FORMATS = {
     for each in (
         ToolFormat("hermes", "<tool_call>", "</tool_call>"),
         ToolFormat("llama3", "<|python_tag|>", is_bare=True, arguments="parameters", between=";"),
-        ToolFormat("mistral", "[TOOL_CALLS]", is_list=True, between=","),
+        ToolFormat("mistral", "[TOOL_CALLS]", is_list=True, between=",", id_length=9),
     )
 }
 
@@ -84,12 +91,24 @@ class ToolCallDelta:
     arguments: str = ""
 
 
+Part: TypeAlias = str | ToolCallDelta
+
+
 @dataclass
 class ToolDelta:
-    """What an output gained."""
+    """What an output gained: pieces of content and of calls, in the order in which they were written."""
 
-    content: str = ""
-    calls: list[ToolCallDelta] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        """The content alone."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[ToolCallDelta]:
+        """The calls alone."""
+        return [part for part in self.parts if not isinstance(part, str)]
 
 
 def detect_format(templates: Collection[str]) -> ToolFormat | None:
@@ -165,10 +184,6 @@ def _marker(text: str, tokenizer: Tokenizer) -> str:
     return f"<[{token_id}]>" if token_id in tokenizer.special_token_ids else json.dumps(text)
 
 
-def _new_id() -> str:
-    return "call_" + secrets.token_hex(12)
-
-
 class ToolParser:
     """Splits one output into content and tool calls as it comes. Special tokens must be in the text.
 
@@ -176,7 +191,7 @@ class ToolParser:
         tool_format: of the model.
         tool_names: that the request offers; a call without a start must be of one of them.
         parallel: whether calls after the first one are told.
-        make_id: names a call.
+        make_id: names a call; None: as the format has it.
 
     """
 
@@ -186,13 +201,13 @@ class ToolParser:
         tool_names: Collection[str],
         *,
         parallel: bool = True,
-        make_id: Callable[[], str] = _new_id,
+        make_id: Callable[[], str] | None = None,
     ) -> None:
         self.num_calls = 0
         self._format = tool_format
         self._names = frozenset(tool_names)
         self._parallel = parallel
-        self._make_id = make_id
+        self._make_id = make_id or tool_format.new_id
         self._buffer = ""
         self._state = self._content
         self._told_content = False
@@ -308,12 +323,13 @@ class ToolParser:
         self._state = self._content
 
     def _tell(self, content: str) -> None:
-        self._out.content += content
-        self._told_content = self._told_content or bool(content)
+        if content:
+            self._out.parts.append(content)
+            self._told_content = True
 
     def _call(self, **gained: Any) -> None:
         if self._parallel or not self.num_calls:
-            self._out.calls.append(ToolCallDelta(self.num_calls, **gained))
+            self._out.parts.append(ToolCallDelta(self.num_calls, **gained))
 
 
 def _begun(text: str, marker: str) -> int:

@@ -1,23 +1,21 @@
 """An assistant's turn as it comes: reasoning, content, tool calls."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.text.reasoning import ReasoningParser
-from octavo.text.tools import ToolCallDelta, ToolParser
+from octavo.text.tools import Part, ToolDelta, ToolParser
 
 __all__ = ["Turn", "TurnDelta"]
 
 
 @dataclass
-class TurnDelta:
-    """What a turn gained."""
+class TurnDelta(ToolDelta):
+    """What a turn gained: first reasoning, then content and calls in their order."""
 
     reasoning: str = ""
-    content: str = ""
-    calls: list[ToolCallDelta] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.reasoning or self.content or self.calls)
+        return bool(self.reasoning or self.parts)
 
 
 class Turn:
@@ -34,16 +32,15 @@ class Turn:
 
     def add(self, text: str, *, is_over: bool = False) -> TurnDelta:
         """What new text gives; with `is_over` also what was held back."""
-        delta = TurnDelta(content=text)
+        reasoning, content = "", text
         if self._reasoning is not None:
-            delta.reasoning, delta.content = self._reasoning.add(text)
+            reasoning, content = self._reasoning.add(text)
             if is_over:
-                reasoning, content = self._reasoning.finish()
-                delta.reasoning, delta.content = delta.reasoning + reasoning, delta.content + content
+                rest, held = self._reasoning.finish()
+                reasoning, content = reasoning + rest, content + held
+        parts: list[Part] = [content] if content else []
         if self._tools is not None:
-            found = self._tools.add(delta.content)
-            delta.content, delta.calls = found.content, found.calls
+            parts = self._tools.add(content).parts
             if is_over:
-                found = self._tools.finish()
-                delta.content, delta.calls = delta.content + found.content, delta.calls + found.calls
-        return delta
+                parts += self._tools.finish().parts
+        return TurnDelta(parts, reasoning)

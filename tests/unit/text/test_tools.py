@@ -39,6 +39,7 @@ class Whole:
     content: str = ""
     calls: list[list[str]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)  # what came after what: texts joined, calls by number
     has_calls: bool = False
 
 
@@ -54,6 +55,12 @@ def read(pieces: list[str], tool_format: str = "", reasoning: str = "", inside: 
         delta = turn.add(piece, is_over=i == len(pieces) - 1)
         whole.reasoning += delta.reasoning
         whole.content += delta.content
+        for part in delta.parts:
+            told = part if isinstance(part, str) else f"call {part.index}"
+            if isinstance(part, str) and whole.order and not whole.order[-1].startswith("call "):
+                whole.order[-1] += told
+            elif whole.order[-1:] != [told]:
+                whole.order.append(told)
         for call in delta.calls:
             if call.name is not None:
                 assert call.index == len(whole.calls)
@@ -87,6 +94,7 @@ CASES: list[tuple[str, str, str, list[list[str]]]] = [
         [["f", NESTED]],
     ),
     ("hermes", f'<tool_call>{{"arguments": {ROME}, "name": "f"}}</tool_call> and', " and", [["f", ROME]]),
+    ("hermes", f'One <tool_call>{{"name": "f", "arguments": {ROME}}}</tool_call>two', "Onetwo", [["f", ROME]]),
     (
         "hermes",
         '<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name":"g","arguments":{}}</tool_call>',
@@ -283,3 +291,14 @@ def test_reasoning_that_the_prompt_opened(tokenizer: Tokenizer) -> None:
     assert not begins_inside(think, tokenizer, ids("Hi"))
     assert begins_inside(r1, tokenizer, ids("Hi"))
     assert end_token(think, tokenizer) == 3
+
+
+def test_content_and_calls_come_in_their_order() -> None:
+    whole = read(['One <tool_call>{"name": "f", "arguments": {}}</tool_call>two'], "hermes")
+    assert whole.order == ["One", "call 0", "two"]
+
+
+def test_ids_are_such_as_the_family_s_templates_take() -> None:
+    assert {len(FORMATS["mistral"].new_id()) for _ in range(20)} == {9}
+    assert FORMATS["mistral"].new_id().isalnum()
+    assert FORMATS["hermes"].new_id().startswith("call_")
