@@ -21,6 +21,7 @@ from octavo.engine.assembly import load_engine, prepare
 from octavo.engine.board import Board
 from octavo.engine.embedding import EmbeddingEngine
 from octavo.engine.loop import EngineCore
+from octavo.engine.profiling import Profile, StepProfiler
 from octavo.engine.wire import (
     Abort,
     AddRequest,
@@ -77,6 +78,7 @@ class EngineChild:
             self._grammars = prepared.grammars
             self._engine: EngineCore | EmbeddingEngine = load_engine(prepared, progress=False)
             self._engine.on_progress(self._board.beat)
+            self._profiler = StepProfiler(self._engine, self._send)
         except OctavoError as error:
             self._send(Failed(type(error).__name__, str(error)))
             self._socket.close(linger=2000)
@@ -119,6 +121,8 @@ class EngineChild:
             self._engine.finish_sample(message.request_id, message.index)
         elif isinstance(message, ResetPrefixCache):
             self._engine.reset_prefix_cache()
+        elif isinstance(message, Profile):
+            self._profiler.obey(message, self._stats().counts)
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         gone = set(request_ids)
@@ -168,13 +172,17 @@ class EngineChild:
 
     def _step(self) -> None:
         updates = self._engine.step(self._begin_step)
+        self._profiler.mark("send")
         self._board.end_step()
         for update in updates:
             if update.is_finished:
                 self._numbers.pop(update.request_id, None)
-        self._send(Gained(updates, self._stats()))
+        stats = self._stats()
+        self._send(Gained(updates, stats))
+        self._profiler.end_step(stats)
 
     def _begin_step(self, request_ids: Sequence[str]) -> None:
+        self._profiler.begin_step(len(request_ids))
         self._board.begin_step([self._numbers[request_id] for request_id in request_ids])
 
     def _stats(self) -> WireStats:
@@ -188,6 +196,8 @@ class EngineChild:
             stats.num_cached_blocks,
             stats.num_shared_blocks,
             asdict(stats.counts),
+            stats.num_host_blocks,
+            stats.num_used_host_blocks,
         )
 
     def _send(self, message: FromEngine) -> None:

@@ -26,6 +26,10 @@ __all__ = ["EmbeddingEngine"]
 logger = logging.getLogger(__name__)
 
 
+def _ignore(phase: str) -> None:
+    """Nobody wants to know."""
+
+
 class EmbeddingEngine:
     """An encoder and the requests that wait for it. Single-threaded, as `EngineCore` is."""
 
@@ -40,6 +44,7 @@ class EmbeddingEngine:
         self._waiting: list[Request] = []  # in their turn
         self._arrivals = itertools.count()
         self._counts = SchedulerStats()
+        self._mark: Callable[[str], None] = _ignore
 
     @classmethod
     def create(
@@ -114,11 +119,16 @@ class EmbeddingEngine:
     def on_progress(self, beat: Callable[[], None]) -> None:
         """Nothing: a step is one call of the model."""
 
+    def on_phase(self, mark: Callable[[str], None] | None) -> None:
+        """Call `mark` where a step enters a phase: schedule, program, update; None: no more."""
+        self._mark = mark or _ignore
+
     def step(self, on_begin: Callable[[Sequence[str]], None] | None = None) -> list[RequestUpdate]:
         """Embed the prompts whose turn it is. A fault of the model ends the requests that cause it alone.
 
         `on_begin` is told the ids of the requests in the step, before they compute.
         """
+        self._mark("schedule")
         batch = self._next_batch()
         if on_begin is not None:
             on_begin([request.request_id for request in batch])
@@ -140,6 +150,7 @@ class EmbeddingEngine:
 
     def _embed(self, batch: Sequence[Request]) -> Iterator[RequestUpdate]:
         assert self._encoder is not None, "the engine is closed"
+        self._mark("program")
         try:
             states = self._encoder.hidden([request.prompt_token_ids for request in batch])
         except Exception as error:
@@ -151,6 +162,7 @@ class EmbeddingEngine:
                 return
             yield self._end(batch[0], f"the model failed: {type(error).__name__}: {error}"[:500])
             return
+        self._mark("update")
         for request, hidden in zip(batch, states, strict=True):
             yield self._take(request, hidden)
 

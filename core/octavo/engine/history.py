@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from octavo.engine.wire import WireStats
+from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import Event, RequestUpdate
 
 __all__ = ["History", "Observer", "Origin", "RequestRecord"]
@@ -49,6 +50,10 @@ class RequestRecord:
         is_late: whether it was not admitted in the time that its origin allows.
         error: why it failed.
         events: its timeline.
+        path, trace: of its origin.
+        temperature, top_p: as asked for.
+        tokenised: when its prompt was.
+        has_form: whether its output must have a form, which was compiled before it was queued.
 
     """
 
@@ -72,6 +77,17 @@ class RequestRecord:
     is_late: bool = False
     error: str | None = None
     events: list[Event] = field(default_factory=list)
+    path: str = ""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    temperature: float | None = None
+    top_p: float | None = None
+    tokenised: float | None = None
+    has_form: bool = False
+
+    def tell(self, origin: "Origin", params: SamplingParams, tokenised: float) -> None:
+        """Where it comes from, what it asks for, and when its prompt was tokenised."""
+        self.path, self.trace, self.tokenised = origin.path, origin.trace, tokenised
+        self.temperature, self.top_p, self.has_form = params.temperature, params.top_p, params.structured is not None
 
     def add(self, event: Event) -> None:
         """One more line, and what it says of the state."""
@@ -128,12 +144,16 @@ class Origin:
         tenant: who sent it, and for which of their users.
         received: when, in seconds since the epoch; None: now.
         max_wait: for how many seconds from now it may wait until it is admitted; None: for as long as it takes.
+        path: of the endpoint that it came to.
+        trace: headers of the trace that it is part of (W3C traceparent, tracestate).
 
     """
 
     tenant: tuple[str, str] = ("", "")
     received: float | None = None
     max_wait: float | None = None
+    path: str = ""
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 class Observer(Protocol):

@@ -29,6 +29,8 @@ class EngineStats:
     num_cached_blocks: int
     counts: SchedulerStats
     num_shared_blocks: int = 0
+    num_host_blocks: int = 0
+    num_used_host_blocks: int = 0
 
 
 class EngineCore:
@@ -46,6 +48,7 @@ class EngineCore:
         )
         self.scheduler = Scheduler(config.scheduler, self.manager, config.model.max_model_len)
         self.executor = executor
+        self._mark: Callable[[str], None] = _ignore
 
     @property
     def has_work(self) -> bool:
@@ -66,6 +69,8 @@ class EngineCore:
             pool.num_cached,
             replace(scheduler.stats),
             pool.num_shared,
+            self.manager.host_pool.num_blocks,
+            self.manager.host_pool.num_used,
         )
 
     def add_request(self, request: Request) -> None:
@@ -94,6 +99,11 @@ class EngineCore:
         """Call `beat` every now and then within a step, as a sign of life."""
         self.executor.on_progress(beat)
 
+    def on_phase(self, mark: Callable[[str], None] | None) -> None:
+        """Call `mark` where a step enters a phase: schedule, build, program, sample, update; None: no more."""
+        self._mark = mark or _ignore
+        self.executor.on_phase(self._mark)
+
     def close(self) -> None:
         """Give back what is held on the devices."""
         self.executor.shutdown()
@@ -103,11 +113,13 @@ class EngineCore:
 
         `on_begin` is told the ids of the requests that compute, before they do.
         """
+        self._mark("schedule")
         output = self.scheduler.schedule()
         if output is None:
             return self.scheduler.take_updates()
         if on_begin is not None:
             on_begin(self.scheduler.in_step)
+        self._mark("program")  # until the executor says what it is at
         try:
             result = self.executor.execute_model(output)
         except Exception as error:
@@ -116,4 +128,9 @@ class EngineCore:
         except BaseException:
             self.scheduler.abandon_step()
             raise
+        self._mark("update")
         return self.scheduler.update(result)
+
+
+def _ignore(phase: str) -> None:
+    """Nobody wants to know."""

@@ -4,6 +4,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from octavo.engine.profiling import Profile, Profiled
 from octavo.pooling_params import PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import RequestUpdate
@@ -105,6 +106,8 @@ class WireStats(msgspec.Struct, frozen=True):
     num_cached_blocks: int = 0
     num_shared_blocks: int = 0
     counts: dict[str, int] = {}
+    num_host_blocks: int = 0
+    num_used_host_blocks: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -138,8 +141,8 @@ class Gained(msgspec.Struct, frozen=True, tag=True):
     stats: WireStats
 
 
-ToEngine: TypeAlias = Start | AddRequest | Abort | FinishSample | ResetPrefixCache | Stop
-FromEngine: TypeAlias = Ready | Failed | Refused | Gained
+ToEngine: TypeAlias = Start | AddRequest | Abort | FinishSample | ResetPrefixCache | Profile | Stop
+FromEngine: TypeAlias = Ready | Failed | Refused | Gained | Profiled
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
