@@ -24,6 +24,8 @@ from octavo.contract.platform import (
     MemoryInfo,
     Platform,
     PlatformInfo,
+    Probe,
+    ProgramCosts,
     Shard,
 )
 from octavo.contract.program import Program, RowMode, Rows, StepBatch, StepHandle, StepOutput
@@ -80,7 +82,9 @@ __all__ = [
     "Platform",
     "PlatformError",
     "PlatformInfo",
+    "Probe",
     "Program",
+    "ProgramCosts",
     "QKNorm",
     "RMSNorm",
     "Rope",

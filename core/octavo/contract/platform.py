@@ -13,7 +13,16 @@ from octavo.contract.ops import OpImpl
 from octavo.contract.program import Program
 from octavo.contract.spec import DecoderSpec
 
-__all__ = ["Capabilities", "CompileRequest", "MemoryInfo", "Platform", "PlatformInfo", "Shard"]
+__all__ = [
+    "Capabilities",
+    "CompileRequest",
+    "MemoryInfo",
+    "Platform",
+    "PlatformInfo",
+    "Probe",
+    "ProgramCosts",
+    "Shard",
+]
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,40 @@ class MemoryInfo:
 
     free: int
     total: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the device does at most, measured just now: the limits that benchmarks give shares of.
+
+    Attributes:
+        read_bytes_per_second: reading the probed bytes over and over, laid out as weights are.
+        ops_per_second: dtype of a product's operands to multiplications and additions a second in large products,
+            each of the two counted; dtypes that no product is taken in are absent.
+
+    """
+
+    read_bytes_per_second: float
+    ops_per_second: Mapping[torch.dtype, float]
+
+
+@dataclass(frozen=True)
+class ProgramCosts:
+    """What a program's weights ask of the device, for benchmarks.
+
+    Attributes:
+        layer_bytes: that every step reads, however few its tokens.
+        head_bytes: that a step reads besides, where it yields something.
+        layer_dtype, head_dtype, attention_dtype: of the operands of their products, as `Probe.ops_per_second` has
+            them: int8 for weights of 4 bits that are multiplied as int8.
+
+    """
+
+    layer_bytes: int
+    head_bytes: int
+    layer_dtype: torch.dtype
+    head_dtype: torch.dtype
+    attention_dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -144,6 +187,18 @@ class Platform(ABC):
 
     def set_num_threads(self, num_threads: int) -> None:
         """(optional) How many host threads its kernels may use. Default: nothing."""
+
+    def probe(self, num_bytes: int) -> Probe | None:
+        """(optional) Measure memory, by reading `num_bytes` of it, and products; within about a second.
+
+        `num_bytes` is what a step reads, since caches and page tables make small reads faster. Called between steps,
+        on the threads of `set_num_threads`. Default: None, benchmarks print figures without limits.
+        """
+        return None
+
+    def costs(self, program: Program) -> ProgramCosts | None:
+        """(optional) What a program from `compile` really reads a step. Default: None, core counts the spec."""
+        return None
 
 
 @dataclass(frozen=True)

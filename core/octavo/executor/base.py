@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from octavo.contract import Support
+from octavo.contract import Probe, ProgramCosts, Support
 from octavo.executor.memory import MemoryPlan
 from octavo.hardware.resolve import Manifest
 from octavo.scheduler.messages import ModelRunnerOutput, SchedulerOutput
@@ -48,6 +48,14 @@ class Executor(ABC):
 
     def on_phase(self, mark: Callable[[str], None]) -> None:
         """Call `mark` where a step enters a phase: "build", "program", "sample". Default: never."""
+
+    def probe(self, num_bytes: int) -> Probe | None:
+        """What the devices do at most together; see `Platform.probe`. Default: None, nobody measures it."""
+        return None
+
+    def costs(self) -> ProgramCosts | None:
+        """What the program reads a step, where it tells; see `Platform.costs`. Default: None."""
+        return None
 
     @abstractmethod
     def shutdown(self) -> None:

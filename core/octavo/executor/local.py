@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from octavo.config import EngineConfig
-from octavo.contract import Platform, Support
+from octavo.contract import Platform, Probe, ProgramCosts, Support
 from octavo.executor.base import Executor
 from octavo.executor.memory import MemoryPlan
 from octavo.executor.worker import Worker
@@ -71,6 +71,12 @@ class LocalExecutor(Executor):
 
     def on_phase(self, mark: Callable[[str], None]) -> None:
         self._worker.on_phase(mark)
+
+    def probe(self, num_bytes: int) -> Probe | None:
+        return self._worker.probe(num_bytes)
+
+    def costs(self) -> ProgramCosts | None:
+        return self._worker.costs()
 
     def shutdown(self) -> None:
         self._worker.close()

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 import torch
 
 from octavo.config import EngineConfig
-from octavo.contract import AttentionBackend, CompileRequest, MemoryInfo, Platform, Program, Support
+from octavo.contract import (
+    AttentionBackend,
+    CompileRequest,
+    MemoryInfo,
+    Platform,
+    Probe,
+    Program,
+    ProgramCosts,
+    Support,
+)
 from octavo.errors import ConfigError, OctavoError, PlatformError
 from octavo.executor.memory import MemoryPlan, MemoryRequest, plan_memory
 from octavo.executor.model_runner import MAX_PROMPT_LOGITS, KVGroupCaches, ModelRunner, RunnerLimits, scores_prompts
@@ -134,6 +143,14 @@ class Worker:
         """Call `mark` where a step enters a phase."""
         if self._runner is not None:
             self._runner.mark = mark
+
+    def probe(self, num_bytes: int) -> Probe | None:
+        """What the device does at most; see `Platform.probe`."""
+        return self.platform.probe(num_bytes)
+
+    def costs(self) -> ProgramCosts | None:
+        """What the program reads a step, where it tells; see `Platform.costs`."""
+        return self.platform.costs(self._program)
 
     def close(self) -> None:
         """Let go of weights and KV caches."""

@@ -19,6 +19,7 @@ from octavo.testing.outcome import CheckError, NotOfferedError, require
 __all__ = [
     "chunks",
     "copies",
+    "costs",
     "greedy",
     "memory",
     "prefix_cache",
@@ -227,6 +228,21 @@ def spawned(bench: Bench) -> str:
         for token_ids in request:
             bench.model.check_greedy(prompt, token_ids)
     return ""
+
+
+def costs(bench: Bench) -> str:
+    """Bytes of layers and of the head."""
+    with bench.engine() as llm:
+        told = llm.executor.costs()
+    if told is None:
+        raise NotOfferedError("core counts what a step reads")
+    for name in ("layer_bytes", "head_bytes"):
+        given = getattr(told, name)
+        require(type(given) is int and given > 0, f"costs() says {name} {given!r}; a number of bytes is right")
+    for name in ("layer_dtype", "head_dtype", "attention_dtype"):
+        given = getattr(told, name)
+        require(isinstance(given, torch.dtype), f"costs() says {name} {given!r}; a torch.dtype is right")
+    return f"{told.layer_bytes} + {told.head_bytes} bytes a step"
 
 
 def _serve(settings: dict[str, Any]) -> list[list[tuple[int, ...]]]:

@@ -99,6 +99,7 @@ _ALL: tuple[Check, ...] = (
     Check(
         "platform/answers", 0, "every question whether a call is served gets a Support, never a raise", claims.answers
     ),
+    Check("platform/probe", 0, "the limits that it measures are rates", claims.probe),
     Check("sampling/philox", 0, "the generator of draws gives Random123's known answers", claims.philox),
     *_of_ops(),
     *_of_attention(),
@@ -120,6 +121,7 @@ _ALL: tuple[Check, ...] = (
     Check("behaviour/copies", 0, "a step brings at most one copy to the host", behaviour.copies),
     Check("behaviour/memory", 0, "1,000 steps leave memory flat", behaviour.memory),
     Check("behaviour/spawned", 0, "a spawned process serves, with the same tokens", behaviour.spawned),
+    Check("behaviour/costs", 0, "a compiled program tells bytes and dtypes of its products", behaviour.costs),
     Check("graphs/replay", 2, "a captured step equals an eager one", claims.graphs),
     Check(
         "weights/quantised", 2, "products of quantised weights equal those of the weights dequantised", claims.quantised

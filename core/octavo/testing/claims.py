@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from octavo.config import settings as engine_settings
-from octavo.contract import API_VERSION, OPS, Capabilities, MemoryInfo, OpSignature, Support
+from octavo.contract import API_VERSION, OPS, Capabilities, MemoryInfo, OpSignature, Probe, Support
 from octavo.executor.philox import philox4x32
 from octavo.hardware.choose import create_platform
 from octavo.testing.bench import Bench
@@ -15,7 +15,7 @@ from octavo.testing.cases_ops import CASES
 from octavo.testing.kernels import ask
 from octavo.testing.outcome import NotOfferedError, require
 
-__all__ = ["answers", "attributes", "facts", "graphs", "memory", "philox", "quantised", "ranks", "settings"]
+__all__ = ["answers", "attributes", "facts", "graphs", "memory", "philox", "probe", "quantised", "ranks", "settings"]
 
 CONTRACT = ".".join(map(str, API_VERSION))
 
@@ -35,6 +35,7 @@ ODD_TRAITS: dict[str, int | float | bool | str] = {
     "activation": "no_such_activation",
     "interleaved": True,
 }
+PROBED_BYTES = 16 << 20
 ODD_DTYPES = (torch.float64, torch.int8, torch.complex64)
 
 
@@ -118,6 +119,19 @@ def answers(bench: Bench) -> str:
             num_asked += 1
         require(isinstance(backend.row_invariant, Support), f"{backend.name}: row_invariant is no Support")
     return f"{num_asked} asked"
+
+
+def probe(bench: Bench) -> str:
+    """Rates of memory and of products."""
+    told = bench.platform.probe(PROBED_BYTES)
+    if told is None:
+        raise NotOfferedError("the platform measures no limits")
+    require(isinstance(told, Probe), f"probe() returns {type(told).__name__}")
+    require(told.read_bytes_per_second > 0, f"probe() says {told.read_bytes_per_second} bytes a second")
+    for dtype, rate in told.ops_per_second.items():
+        require(isinstance(dtype, torch.dtype) and rate > 0, f"probe() says {rate} operations a second in {dtype!r}")
+    rates = [f"{rate / 1e9:.0f} G/s {str(dtype).removeprefix('torch.')}" for dtype, rate in told.ops_per_second.items()]
+    return ", ".join([f"{told.read_bytes_per_second / 1e9:.1f} GB/s", *rates])
 
 
 def philox(bench: Bench) -> str:

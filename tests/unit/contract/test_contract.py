@@ -112,6 +112,7 @@ def test_a_platform_of_three_members_works() -> None:
     assert platform.config_defaults({"dtype": "float32"}) == {}
     platform.synchronize()
     platform.set_num_threads(1)
+    assert platform.probe(1 << 20) is None
     with pytest.raises(AttributeError):
         platform.is_something  # type: ignore[attr-defined]  # noqa: B018
 

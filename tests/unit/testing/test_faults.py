@@ -19,6 +19,7 @@ from octavo.contract import (
     OpImpl,
     OpSignature,
     Platform,
+    Probe,
     RMSNorm,
     RotaryEmbedding,
     Support,
@@ -293,6 +294,24 @@ class OddPlatform(ToyPlatform):
 def test_a_platform_that_says_nonsense(check: str, odd: dict[str, Any], said: str) -> None:
     assert said in failure_of(check, OddPlatform(**odd))
     assert failure_of(check, OddPlatform()) == ""
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        ((1e9, {}), "probe() returns tuple"),
+        (Probe(0.0, {}), "0.0 bytes a second"),
+        (Probe(1e9, {torch.float32: -1.0}), "-1.0 operations a second in torch.float32"),
+        (Probe(1e9, {torch.float32: 1e9}), ""),
+    ],
+)
+def test_limits_that_are_none(probe: Any, said: str) -> None:
+    class Measured(ToyPlatform):
+        def probe(self, num_bytes: int) -> Any:
+            return probe
+
+    assert said in failure_of("platform/probe", Measured())
+    assert bool(failure_of("platform/probe", Measured())) == bool(said)
 
 
 def test_a_backend_whose_predicate_raises() -> None:
