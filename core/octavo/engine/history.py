@@ -23,6 +23,7 @@ STATES = {  # where a request stands after an event
     "resumed": "running",
     "first token": "running",
     "preempted": "waiting",
+    "swapped": "swapped",
     "engine died": "waiting",
     "finished": "finished",
 }
@@ -92,7 +93,7 @@ class RequestRecord:
     def add(self, event: Event) -> None:
         """One more line, and what it says of the state."""
         if event.name in STATES:
-            self.state = "swapped" if event.detail.endswith("swapped out") else STATES[event.name]
+            self.state = STATES[event.name]
         if event.name in ("admitted", "resumed") and self.admitted is None:
             self.admitted = event.time
         self.num_preemptions += event.name == "preempted"

@@ -121,7 +121,9 @@ class Scheduler:
             self._suspects[request.request_id] = request
         else:
             self.waiting.push(request)
-        self._updates.record(request, "queued", f"{len(self.running)} of {len(self.requests) - 1} before it run")
+        num_running, num_waiting = len(self.running), len(self.requests) - len(self.running) - 1
+        alone = ", and it runs alone after them" if request.runs_alone else ""
+        self._updates.record(request, "queued", f"{num_running} run and {num_waiting} wait before it{alone}")
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests at once; unknown ids are ignored. Their blocks are free before the next step."""
@@ -257,6 +259,8 @@ class Scheduler:
                 index += 1
             if len(self.running) < num_running:
                 admitting = False
+        if step.budget <= 0 and admitting and (head := self.waiting.peek()):
+            self._wait(head, f"a share of max_num_batched_tokens = {self._max_num_batched_tokens}")
 
     def _is_next(self, request: Request) -> bool:
         """Whether nobody who runs or waits goes before it."""
@@ -277,7 +281,7 @@ class Scheduler:
         later = [r for r in (self.running if force else self.running[index:]) if r is not request]
         match, needed = self._admission(request)
         if self._is_computing(request, match):
-            return False
+            return self._wait(request, "its prefix, which this step computes")
         held = sum(len(self.manager.table(s.seq_id)) for r in later for s in r.live if self.manager.has_table(s.seq_id))
         if needed > self.manager.num_free + held and len(self.running) > 0:
             return self._wait(request, KV_BLOCKS)
@@ -337,8 +341,7 @@ class Scheduler:
             self.waiting.charge(request, request.num_prompt_tokens - match.num_tokens)
         self.stats.admitted(request, match.num_tokens)
         request.waits_for = ""
-        prefix = f"prefix hit {match.num_tokens} tokens, then {match.reason} at {match.position}"
-        self._updates.record(request, "resumed" if resumed else "admitted", "swapped in" if tables else prefix)
+        self._updates.placed(request, match, resumed=resumed, swapped_in=bool(tables))
 
     def _start(self, request: Request, seq: Sequence, match: PrefixMatch) -> None:
         self.manager.start(seq.seq_id, match)
@@ -478,7 +481,8 @@ class Scheduler:
         held = [seq for seq in request.live if self.manager.has_table(seq.seq_id)]
         tables = None
         is_suspect = request.request_id in self._suspects  # these wait apart, for a step of their own
-        if swap and self._config.preemption_mode == "swap" and not is_suspect:
+        wants_swap = swap and self._config.preemption_mode == "swap" and not is_suspect
+        if wants_swap:
             tables = self.manager.swap_out((seq.seq_id, seq.chain, seq.num_computed) for seq in held)
         for seq in held:
             self._forget(seq)
@@ -493,7 +497,7 @@ class Scheduler:
             self._step.swapped_out.append(request)
         if not is_suspect:
             self.waiting.push(request)
-        self._updates.preempted(request, reason, swapped_out=tables is not None)
+        self._updates.preempted(request, reason, tables, wants_swap=wants_swap)
 
     def _drop_swapped(self, request: Request) -> None:
         for seq in request.live:

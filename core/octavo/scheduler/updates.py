@@ -2,8 +2,11 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from octavo.cache.manager import SwappedTable
+from octavo.cache.prefix import PrefixMatch
 from octavo.scheduler.messages import RequestUpdate, SampleUpdate, TokenLogprobs
 from octavo.scheduler.request import FinishReason, Request, Sequence
 
@@ -64,16 +67,33 @@ class Updates:
         request.record(name, detail)
         self.of(request)
 
-    def preempted(self, request: Request, reason: str, *, swapped_out: bool) -> None:
-        """A request was taken off the device."""
-        self.record(request, "preempted", f"{reason}; {'swapped out' if swapped_out else 'to be computed again'}")
+    def placed(self, request: Request, match: PrefixMatch, *, resumed: bool, swapped_in: bool) -> None:
+        """A request has its place on the device, for the first time or again, and so much of it was there."""
+        if swapped_in:
+            found = "swapped in"
+        elif request.needs_whole_prompt:
+            found = "prefix hit 0 tokens: every row of its prompt is wanted"
+        else:
+            found = f"prefix hit {match.num_tokens} tokens, then {match.reason} at {match.position}"
+        self.record(request, "resumed" if resumed else "admitted", found)
+
+    def preempted(
+        self, request: Request, reason: str, tables: Mapping[int, SwappedTable] | None, *, wants_swap: bool
+    ) -> None:
+        """A request was taken off the device; its block tables are on the host now, or None."""
+        if tables is None:
+            why = ", for the host has no room for its blocks" if wants_swap else ""
+            self.record(request, "preempted", f"{reason}; to be computed again{why}")
+            return
+        blocks = {block for table in tables.values() for _, block in table.entries if block is not None}
+        self.record(request, "preempted", f"{reason}; swapped out")
+        self.record(request, "swapped", f"{len(blocks)} blocks to the host")
 
     def waits(self, request: Request, reason: str, num_waiting: int) -> None:
-        """The first of those that wait cannot be admitted: said once for each reason, and now and then in the log."""
-        if request.waits_for == reason:
-            return
-        request.waits_for = reason
-        self.record(request, "waiting", reason)
+        """The first of those that wait cannot be admitted: said once for each reason, in the log as long as it lasts."""
+        if request.waits_for != reason:
+            request.waits_for = reason
+            self.record(request, "waiting", reason)
         if time.monotonic() - self._last_wait_log > WAIT_LOG_SECONDS:
             self._last_wait_log = time.monotonic()
             logger.info("%d requests wait, the first of them, %s, for %s", num_waiting, request.request_id, reason)
