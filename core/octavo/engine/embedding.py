@@ -7,6 +7,7 @@ import bisect
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -18,7 +19,7 @@ from octavo.errors import ConfigError, RequestError
 from octavo.model.encoder import Encoder, EncoderModel, load_encoder
 from octavo.scheduler.messages import HiddenSum, RequestUpdate
 from octavo.scheduler.policy import POLICIES
-from octavo.scheduler.request import Request, RequestState
+from octavo.scheduler.request import Request
 from octavo.scheduler.stats import SchedulerStats
 
 __all__ = ["EmbeddingEngine"]
@@ -42,6 +43,7 @@ class EmbeddingEngine:
         self._max_num_seqs = config.scheduler.max_num_seqs
         self._max_num_tokens = config.scheduler.max_num_batched_tokens
         self._waiting: list[Request] = []  # in their turn
+        self._arrived: list[Request] = []  # of them, those that the front has not heard of
         self._arrivals = itertools.count()
         self._counts = SchedulerStats()
         self._mark: Callable[[str], None] = _ignore
@@ -82,7 +84,7 @@ class EmbeddingEngine:
     def stats(self) -> EngineStats:
         """The queue, and counts; there are no blocks."""
         counts = self._counts
-        return EngineStats(0, len(self._waiting), 0, 0, 0, 0, counts)
+        return EngineStats(0, len(self._waiting), 0, 0, 0, 0, replace(counts))
 
     def add_request(self, request: Request) -> None:
         """Queue a request for an embedding.
@@ -99,12 +101,17 @@ class EmbeddingEngine:
                 "prompt",
             )
         request.arrival = next(self._arrivals)
+        request.record("queued", f"{len(self._waiting)} wait before it")
         bisect.insort(self._waiting, request, key=self._policy)
+        self._arrived.append(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget requests."""
+        """End requests."""
         gone = set(request_ids)
-        self._waiting = [request for request in self._waiting if request.request_id not in gone]
+        for request in self._waiting:
+            if request.request_id in gone:
+                request.end("abort")
+        self._drop_ended()
 
     def finish_sample(self, request_id: str, index: int) -> None:
         """Nothing: an embedding comes whole."""
@@ -130,12 +137,20 @@ class EmbeddingEngine:
         """
         self._mark("schedule")
         batch = self._next_batch()
+        for request in batch:
+            request.record("admitted", f"{len(batch)} prompts side by side; an encoder has no prefix cache")
+            self._counts.admitted(request, 0)
         if on_begin is not None:
             on_begin([request.request_id for request in batch])
         self._counts.num_steps += 1
         updates = list(self._embed(batch))
-        self.abort(request.request_id for request in batch)  # only now: an interrupted step leaves them in the queue
-        return updates
+        self._drop_ended()  # only now: an interrupted step leaves them in the queue
+        arrived, self._arrived = self._arrived, []
+        waits = [request for request in arrived if not request.is_finished]
+        return updates + [RequestUpdate(request.request_id, events=request.take_events()) for request in waits]
+
+    def _drop_ended(self) -> None:
+        self._waiting = [request for request in self._waiting if not request.is_finished]
 
     def _next_batch(self) -> list[Request]:
         """The first in turn, and those beside it that waste the least on being filled up to the longest."""
@@ -169,8 +184,8 @@ class EmbeddingEngine:
     def _take(self, request: Request, hidden: torch.Tensor) -> RequestUpdate:
         """Pool a prompt's hidden states [its tokens, H]."""
         assert request.pool is not None
-        self._counts.num_prompt_tokens += request.num_prompt_tokens
-        self._counts.num_computed_tokens += request.num_prompt_tokens
+        self._counts.embedded(request)
+        request.record("chunk", f"{request.num_prompt_tokens} tokens, all of its prompt")
         at = request.pool.positions
         total = hidden[at.start : at.stop].sum(0, dtype=torch.float64)
         if not total.isfinite().all():
@@ -179,8 +194,13 @@ class EmbeddingEngine:
         return self._end(request, None)
 
     def _end(self, request: Request, error: str | None) -> RequestUpdate:
-        request.state, request.error = RequestState.FINISHED, error
-        embedding = request.pool.embedding() if request.pool else None
-        log = logger.info if error is None else logger.warning
-        log("request %s ended: %d tokens embedded%s", request.request_id, request.num_prompt_tokens, error or "")
-        return RequestUpdate(request.request_id, embedding=embedding, error=error, is_finished=True)
+        request.error = error
+        request.end("stop" if error is None else "error")
+        return RequestUpdate(
+            request.request_id,
+            embedding=request.pool.embedding() if request.pool else None,
+            error=error,
+            is_finished=True,
+            events=request.take_events(),
+            num_prompt_done=request.num_prompt_done,
+        )

@@ -171,10 +171,10 @@ class Request:
         self.num_prompt_done += gained
         return gained
 
-    def end(self) -> None:
-        """Every sample has its finish reason: one line in the history and one in the log."""
+    def end(self, reason: FinishReason | None = None) -> None:
+        """It has ended, each sample for its own reason or the whole for one: a line in the history, one in the log."""
         self.state = RequestState.FINISHED
-        reasons = ", ".join(dict.fromkeys(seq.finish_reason or "" for seq in self.sequences))
+        reasons = reason or ", ".join(dict.fromkeys(seq.finish_reason or "" for seq in self.sequences))
         self.record("finished", reasons)
         logger.log(
             logging.INFO if self.error is None else logging.WARNING,

@@ -47,6 +47,11 @@ class SchedulerStats:
             self.num_prompt_tokens += request.num_prompt_tokens
         self.num_cached_prompt_tokens += request.advance_prompt(num_hit)
 
+    def embedded(self, request: Request) -> None:
+        """An encoder has computed a whole prompt."""
+        self.num_computed_tokens += request.num_prompt_tokens
+        self.num_computed_prompt_tokens += request.advance_prompt(request.num_prompt_tokens)
+
     def computed(self, request: Request, seq: Sequence, num_tokens: int, num_samples: int) -> None:
         """A sequence has computed its next tokens, and as many samples as given have a new one."""
         start, seq.num_computed = seq.num_computed, seq.num_computed + num_tokens

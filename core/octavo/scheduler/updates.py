@@ -90,7 +90,7 @@ class Updates:
         self.record(request, "swapped", f"{len(blocks)} blocks to the host")
 
     def waits(self, request: Request, reason: str, num_waiting: int) -> None:
-        """The first of those that wait cannot be admitted: said once for each reason, in the log as long as it lasts."""
+        """The first of those that wait cannot be admitted: said once for each reason; logged while it lasts."""
         if request.waits_for != reason:
             request.waits_for = reason
             self.record(request, "waiting", reason)
