@@ -215,6 +215,8 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     level = os.environ.get(LOG_LEVEL_VARIABLE, "info").upper()
     logging.basicConfig(level=level, format="%(asctime)s engine %(levelname)s %(name)s: %(message)s")
+    if level != "DEBUG":  # the front says how each request ended, whatever became of the engines that ran it
+        logging.getLogger("octavo.scheduler.request").setLevel(logging.ERROR)
     return EngineChild(address, parent).run()
 
 
