@@ -19,7 +19,7 @@ from octavo.server.admission import Admission
 from octavo.server.body import UnknownFields
 from octavo.server.errors import ApiError, as_api_error, error_response, not_found
 from octavo.server.middleware import ApiKeys, RequestIds
-from octavo.server.openapi import body_of, describe_bodies
+from octavo.server.openapi import describe_schemas, operation_of
 from octavo.server.options import ServerOptions
 from octavo.server.service import Service
 from octavo.server.streaming import CLIENT_LEFT, ClientLeftError
@@ -73,8 +73,12 @@ def create_app(engine: AsyncEngine, options: ServerOptions) -> FastAPI:
     )
     app.state.unknown_fields = UnknownFields()
     for method, path, endpoint, body in ROUTES:
-        app.add_api_route(path, endpoint, methods=[method], response_model=None, openapi_extra=dict(body_of(body)))
-    describe_bodies(app, [body for *_, body in ROUTES if body is not None])
+        described = dict(operation_of(method, path, body, with_keys=bool(options.api_keys)))
+        app.add_api_route(
+            path, endpoint, methods=[method], response_model=None, response_class=Response, openapi_extra=described
+        )
+    bodies = [body for *_, body in ROUTES if body is not None]
+    describe_schemas(app, bodies, with_keys=bool(options.api_keys))
     app.add_exception_handler(HTTPException, _on_http_exception)
     for kind in (ApiError, OctavoError, ClientLeftError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
