@@ -25,7 +25,6 @@ STATES = {  # where a request stands after an event
     "preempted": "waiting",
     "swapped": "swapped",
     "engine died": "waiting",
-    "finished": "finished",
 }
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class RequestRecord:
         num_preemptions: how often it was taken off the device.
         num_dropped_events: events that are counted here and not listed.
         received, admitted, first_token, last_token, finished: when.
-        state: "waiting", "running", "swapped" or "finished".
+        state: "waiting", "running" (until its caller has its end), "swapped" or "finished".
         finish_reason: its samples' reasons, joined; None while it goes on.
         is_late: whether it was not admitted in the time that its origin allows.
         error: why it failed.
@@ -55,6 +54,7 @@ class RequestRecord:
         temperature, top_p: as asked for.
         tokenised: when its prompt was.
         has_form: whether its output must have a form, which was compiled before it was queued.
+        is_queued: whether the engine has queued it.
 
     """
 
@@ -84,6 +84,7 @@ class RequestRecord:
     top_p: float | None = None
     tokenised: float | None = None
     has_form: bool = False
+    is_queued: bool = False
 
     def tell(self, origin: "Origin", params: SamplingParams, tokenised: float) -> None:
         """Where it comes from, what it asks for, and when its prompt was tokenised."""
@@ -92,11 +93,12 @@ class RequestRecord:
 
     def add(self, event: Event) -> None:
         """One more line, and what it says of the state."""
-        if event.name in STATES:
+        if event.name in STATES and self.finished is None:
             self.state = STATES[event.name]
         if event.name in ("admitted", "resumed") and self.admitted is None:
             self.admitted = event.time
         self.num_preemptions += event.name == "preempted"
+        self.is_queued = self.is_queued or event.name == "queued"
         if len(self.events) < MAX_EVENTS or event.name not in ("chunk", "waiting"):
             self.events.append(event)
         else:
@@ -123,6 +125,19 @@ class RequestRecord:
             "finish_reason": self.finish_reason,
             "error": self.error,
         }
+
+    def last_line(self) -> str:
+        """Its totals, as the log has them when it ends."""
+        times = [f"queued {(self.admitted or self.finished or time.time()) - self.received:.3f} s"]
+        if self.first_token is not None:
+            times.append(f"first token after {self.first_token - self.received:.3f} s")
+        times.append(f"{(self.finished or time.time()) - self.received:.3f} s in all")
+        error = "" if self.error is None else f"; {self.error}"
+        return (
+            f"request {self.request_id} ended: {self.finish_reason}; {self.num_prompt_tokens} prompt tokens, "
+            f"{self.num_cached_tokens} of them cached; {self.num_generated_tokens} generated; "
+            f"preempted {self.num_preemptions} times; {', '.join(times)}{error}"
+        )
 
     def timeline(self) -> dict[str, Any]:
         """The summary with every event: seconds since the request came, what, and why."""
@@ -176,6 +191,10 @@ class History:
     Attributes:
         observers: told of everything, in order.
         totals: what each count has grown to since the front started; "num_admitted" is counted here.
+        num_received, num_finished: requests that came, and those of them that ended.
+        num_in: the others, by their state; they add up at any time.
+        num_unqueued: those of them that the engine has not queued yet (their output's form is being compiled, or the
+            engine is in a step, or not there).
         num_waiting, num_waiting_tokens: requests that were never admitted yet, and the tokens of their prompts.
 
     """
@@ -183,6 +202,8 @@ class History:
     def __init__(self, max_records: int = MAX_RECORDS) -> None:
         self.observers: list[Observer] = []
         self.totals: dict[str, int] = {}
+        self.num_received = self.num_finished = self.num_unqueued = 0
+        self.num_in = {"waiting": 0, "running": 0, "swapped": 0}
         self.num_waiting = 0
         self.num_waiting_tokens = 0
         self._max_records = max_records
@@ -194,13 +215,18 @@ class History:
         return len(self._records)
 
     def begin(self, record: RequestRecord) -> None:
-        """A request came, and was tokenised."""
+        """A request came, and was tokenised; where its output must have a form, that was compiled since."""
         self._records[record.request_id] = record
         self._records.move_to_end(record.request_id)
         self.num_waiting += 1
         self.num_waiting_tokens += record.num_prompt_tokens
-        record.add(Event(record.received, "received"))
-        self.note(record, "tokenised", f"{record.num_prompt_tokens} tokens")
+        self.num_received += 1
+        self.num_unqueued += 1
+        self.num_in[record.state] += 1
+        self.note(record, "received", record.path, record.received)
+        self.note(record, "tokenised", f"{record.num_prompt_tokens} tokens", record.tokenised)
+        if record.has_form:
+            self.note(record, "compiled", "the form of its output")
         while len(self._records) > self._max_records:
             oldest = next((r for r in self._records.values() if r.finished is not None), None)
             if oldest is None:
@@ -215,9 +241,9 @@ class History:
         """All, the newest first."""
         return list(reversed(self._records.values()))
 
-    def note(self, record: RequestRecord, name: str, detail: str = "") -> None:
+    def note(self, record: RequestRecord, name: str, detail: str = "", when: float | None = None) -> None:
         """Something happened to a request at the front."""
-        record.add(Event(time.time(), name, detail))
+        self._add(record, Event(when or time.time(), name, detail))
         logger.debug("request %s: %s%s", record.request_id, name, f": {detail}" if detail else "")
 
     def hear(self, update: RequestUpdate) -> None:
@@ -227,7 +253,7 @@ class History:
             return
         is_new = record.admitted is None
         for event in update.events:
-            record.add(event)
+            self._add(record, event)
         if is_new and record.admitted is not None and record.finished is None:
             self._leave_queue(record)
             self.totals["num_admitted"] = self.totals.get("num_admitted", 0) + 1
@@ -247,12 +273,24 @@ class History:
             return
         if record.admitted is None:
             self._leave_queue(record)
+        self.num_in[record.state] -= 1
+        self.num_finished += 1
+        self.num_unqueued -= not record.is_queued
         record.finish_reason, record.error = reason, error
         record.state, record.finished = "finished", time.time()
         if not any(event.name == "finished" for event in record.events):
             record.add(Event(record.finished, "finished", f"{reason}: {error}" if error else reason))
-        logger.debug("request %s: finished: %s", record.request_id, record.summary())
+        logger.log(logging.INFO if error is None else logging.WARNING, "%s", record.last_line())
         self._tell("on_end", record)
+
+    def _add(self, record: RequestRecord, event: Event) -> None:
+        """One more line of a record, which may have another state then."""
+        before, was_queued = record.state, record.is_queued
+        record.add(event)
+        if record.finished is None:
+            self.num_in[before] -= 1
+            self.num_in[record.state] += 1
+            self.num_unqueued -= record.is_queued and not was_queued
 
     def _leave_queue(self, record: RequestRecord) -> None:
         self.num_waiting -= 1
