@@ -1,10 +1,9 @@
 """POST /v1/chat/completions: a conversation through the model's chat template, and the assistant's turn."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,14 +11,14 @@ from octavo.engine.inputs import Conversation, TokenizedPrompt
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.errors import shown
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.server.answers import Choice, ChunkedAnswer, respond
 from octavo.server.body import parse_body
 from octavo.server.errors import ApiError, unsupported
 from octavo.server.logprobs import ChatLogprobs, prompt_logprobs
 from octavo.server.protocol import ChatRequest
 from octavo.server.sampling import check_served, sampling_params
-from octavo.server.service import Caller, Service, usage_of
-from octavo.server.streaming import DONE, EventStream, event, while_connected
-from octavo.server.turns import Turns, delta_of
+from octavo.server.service import Caller, Service
+from octavo.server.turns import Turns, choice_of, delta_of, effort_names
 from octavo.text.turn import Turn
 
 __all__ = ["conversation_of", "create_chat_completion"]
@@ -30,11 +29,7 @@ async def create_chat_completion(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await parse_body(request, ChatRequest)
     service.check(body.model)
-    work = await while_connected(request, _prepare(service, request, body))
-    if body.stream:
-        return EventStream(work.stream(), work.caller.request_id)
-    answer = await while_connected(request, work.whole())
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return await respond(request, _prepare(service, request, body), streamed=body.stream)
 
 
 def conversation_of(service: Service, body: Any, tools: Sequence[dict[str, Any]] | None = None) -> Conversation:
@@ -52,6 +47,8 @@ def conversation_of(service: Service, body: Any, tools: Sequence[dict[str, Any]]
     names = dict(body.chat_template_kwargs or {})
     if getattr(body, "documents", None) is not None:
         names["documents"] = body.documents
+    if getattr(body, "reasoning_effort", None) is not None:
+        names = {**effort_names(body.reasoning_effort), **names}
     return Conversation(
         [_message(message) for message in body.messages],
         tools=tools,
@@ -70,9 +67,13 @@ def _opens_a_turn(body: Any) -> bool:
 
 
 def _message(message: Any) -> Any:
-    """A message with roles as templates know them: newer clients say developer for system."""
-    if isinstance(message, dict) and message.get("role") == "developer":
+    """A message as templates know it, where newer clients say developer for system, reasoning for its content."""
+    if not isinstance(message, dict):
+        return message
+    if message.get("role") == "developer":
         return {**message, "role": "system"}
+    if isinstance(message.get("reasoning"), str):
+        return {"reasoning_content": message["reasoning"], **message}
     return message
 
 
@@ -84,7 +85,13 @@ async def _prepare(service: Service, request: Request, body: ChatRequest) -> "_C
     max_tokens = next((number for number in wanted if number is not None), None)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, recommended, max_tokens=max_tokens, logprobs=logprobs)
-    turns = Turns(service.options, service.engine.tokenizer, body)
+    turns = Turns(
+        service.options,
+        service.engine.tokenizer,
+        body.tools or [],
+        choice_of(body),
+        parallel=body.parallel_tool_calls is not False,
+    )
     prompt = await service.tokenize(
         conversation_of(service, body, turns.tools),
         truncate=body.truncate_prompt_tokens,
@@ -110,18 +117,13 @@ def _check_chat(body: ChatRequest) -> None:
 
 
 @dataclass
-class _Choice:
-    """How far one sample has been told."""
+class _Choice(Choice):
+    """How far one sample has been told, and its turn; without one all text is content."""
 
-    index: int
-    turn: Turn | None
-    num_chars: int = 0
-    num_tokens: int = 0
-    is_begun: bool = False
-    is_ended: bool = False
+    turn: Turn | None = None
 
 
-class _Chat:
+class _Chat(ChunkedAnswer[ChatRequest, _Choice]):
     """One request under way, and what its answer is made of."""
 
     def __init__(
@@ -134,12 +136,10 @@ class _Chat:
         caller: Caller,
     ) -> None:
         self._turns = turns
+        super().__init__(
+            service, body, params, [prompt], caller, "chat.completion.chunk" if body.stream else "chat.completion"
+        )
         self._tells_reasoning = body.include_reasoning is not False
-        self.caller = caller
-        self._service = service
-        self._body = body
-        self._params = params
-        self._prompt = prompt
         self._echo = _last_words(body) if body.echo else ""
         self._logprobs: ChatLogprobs | None = None
         if body.logprobs:
@@ -148,77 +148,41 @@ class _Chat:
                 body.top_logprobs or 0,
                 as_token_ids=bool(body.return_tokens_as_token_ids),
             )
-        kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        self._head = {"id": caller.request_id, "object": kind, "created": caller.created, "model": service.model}
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer in one."""
-        output: RequestOutput | None = None
-        async for output in self._outputs():  # noqa: B007
-            pass
-        assert output is not None
-        answer = {
-            **self._head,
-            "choices": [self._whole_choice(sample) for sample in output.outputs],
-            "usage": usage_of([output]),
-            "prompt_logprobs": prompt_logprobs(output.prompt_logprobs),
-        }
+    def _choice(self, place: int, index: int) -> _Choice:
+        return _Choice(index, turn=None if self._turns.is_plain else self._turns.begin())
+
+    def _rest(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        [output] = outputs
+        rest: dict[str, Any] = {"prompt_logprobs": prompt_logprobs(output.prompt_logprobs)}
         if self._body.return_token_ids:
-            answer["prompt_token_ids"] = output.prompt_token_ids
-        return answer
+            rest["prompt_token_ids"] = output.prompt_token_ids
+        return rest
 
-    def _whole_choice(self, sample: CompletionOutput) -> dict[str, Any]:
+    def _whole_choice(
+        self, place: int, choice: _Choice, output: RequestOutput, sample: CompletionOutput
+    ) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self._echo + sample.text, "refusal": None}
-        reason = sample.finish_reason
-        if not self._turns.is_plain:
-            turn = self._turns.begin()
-            gained = turn.add(sample.text, is_over=True)
+        if choice.turn is not None:
+            gained = choice.turn.add(sample.text, is_over=True)
             message |= delta_of(gained, with_reasoning=self._tells_reasoning, streamed=False)
             message["content"] = (self._echo + gained.content) or (None if gained.calls else "")
-            reason = _reason(sample, turn)
-        choice: dict[str, Any] = {
+        whole: dict[str, Any] = {
             "index": sample.index,
             "message": message,
             "logprobs": self._logprobs and self._logprobs.take(sample.token_ids, sample.logprobs or ()),
-            "finish_reason": reason,
+            "finish_reason": _reason(sample, choice.turn),
             "stop_reason": sample.stop_reason,
         }
         if self._body.return_token_ids:
-            choice["token_ids"] = sample.token_ids
-        return choice
+            whole["token_ids"] = sample.token_ids
+        return whole
 
-    async def stream(self) -> AsyncGenerator[bytes]:
-        """The answer as events; those that are ready together are sent together."""
-        options = self._body.stream_options
-        wants_usage = options is not None and bool(options.include_usage)
-        in_all = wants_usage and options is not None and bool(options.continuous_usage_stats)
-        plain = self._turns.is_plain
-        choices = [_Choice(i, None if plain else self._turns.begin()) for i in range(self._params.n)]
-        output: RequestOutput | None = None
-        async for output in self._outputs():
-            usage = {"usage": usage_of([output])} if in_all else {}
-            events = [
-                event({**self._head, "choices": [piece], **usage})
-                for choice, sample in zip(choices, output.outputs, strict=True)
-                for piece in self._pieces(choice, sample)
-            ]
-            if events:
-                yield b"".join(events)
-        assert output is not None
-        ends = [DONE]
-        if wants_usage:
-            ends.insert(0, event({**self._head, "choices": [], "usage": usage_of([output])}))
-        yield b"".join(ends)
-
-    def _outputs(self) -> AsyncIterator[RequestOutput]:
-        return self._service.generate([self._prompt], self._params, self.caller, self._body)[0]
-
-    def _pieces(self, choice: _Choice, sample: CompletionOutput) -> list[dict[str, Any]]:
+    def _pieces(
+        self, place: int, choice: _Choice, output: RequestOutput, sample: CompletionOutput
+    ) -> list[dict[str, Any]]:
         """What a choice gained since it was last told, the role first: it says that tokens have begun to come."""
         is_over = sample.finish_reason is not None
-        num_new = len(sample.token_ids) - choice.num_tokens
-        if choice.is_ended or (not is_over and num_new < (self._body.stream_interval or 1)):
-            return []
         text = sample.text[choice.num_chars :]
         pieces = []
         if not choice.is_begun:
@@ -244,7 +208,7 @@ class _Chat:
             piece["token_ids"] = sample.token_ids[new]
         if is_over:
             piece["finish_reason"], piece["stop_reason"] = _reason(sample, choice.turn), sample.stop_reason
-        choice.num_chars, choice.num_tokens, choice.is_ended = len(sample.text), len(sample.token_ids), is_over
+        choice.advance(sample)
         return [*pieces, piece]
 
 

@@ -4,11 +4,10 @@ The choices of prompt i are i * n to i * n + n - 1. Offsets of tokens count from
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,13 +15,13 @@ from octavo.engine.inputs import Prompt, TokenizedPrompt
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.errors import shown
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
+from octavo.server.answers import Choice, ChunkedAnswer, respond
 from octavo.server.body import parse_body
 from octavo.server.errors import ApiError, unsupported
 from octavo.server.logprobs import CompletionLogprobs, prompt_logprobs
 from octavo.server.protocol import CompletionRequest, PromptField
 from octavo.server.sampling import check_served, sampling_params
-from octavo.server.service import Caller, Service, usage_of
-from octavo.server.streaming import DONE, EventStream, event, merged, while_connected
+from octavo.server.service import Caller, Service
 
 __all__ = ["create_completion", "prompts_of"]
 
@@ -35,11 +34,7 @@ async def create_completion(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await parse_body(request, CompletionRequest)
     service.check(body.model)
-    work = await while_connected(request, _prepare(service, request, body))
-    if body.stream:
-        return EventStream(work.stream(), work.caller.request_id)
-    answer = await while_connected(request, work.whole())
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return await respond(request, _prepare(service, request, body), streamed=body.stream)
 
 
 def prompts_of(field: PromptField | None, name: str = "prompt") -> list[Prompt]:
@@ -99,18 +94,13 @@ def _text_of(service: Service, prompt: TokenizedPrompt) -> str:
 
 
 @dataclass
-class _Choice:
+class _Choice(Choice):
     """How far one sample has been told, and its logprobs."""
 
-    index: int
-    logprobs: CompletionLogprobs | None
-    num_chars: int = 0
-    num_tokens: int = 0
-    is_echoed: bool = False
-    is_ended: bool = False
+    logprobs: CompletionLogprobs | None = None
 
 
-class _Completion:
+class _Completion(ChunkedAnswer[CompletionRequest, _Choice]):
     """One request under way: its prompts, and what its answer is made of."""
 
     def __init__(
@@ -122,91 +112,35 @@ class _Completion:
         texts: Sequence[str],
         caller: Caller,
     ) -> None:
-        self.caller = caller
-        self._service = service
-        self._body = body
-        self._params = params
-        self._prompts = prompts
+        super().__init__(service, body, params, prompts, caller, "text_completion")
         self._texts = texts
-        self._choices = [
-            [_Choice(i * params.n + j, self._logprobs_of(prompt)) for j in range(params.n)]
-            for i, prompt in enumerate(prompts)
-        ]
-        self._head = {
-            "id": caller.request_id,
-            "object": "text_completion",
-            "created": caller.created,
-            "model": service.model,
-        }
 
-    def _logprobs_of(self, prompt: TokenizedPrompt) -> CompletionLogprobs | None:
+    def _choice(self, place: int, index: int) -> _Choice:
         if self._body.logprobs is None:
-            return None
-        return CompletionLogprobs(
+            return _Choice(index)
+        logprobs = CompletionLogprobs(
             self._service.engine.tokenizer,
-            [] if self._body.echo else prompt.token_ids,
+            [] if self._body.echo else self._prompts[place].token_ids,
             skip_special_tokens=self._params.skip_special_tokens,
             as_token_ids=bool(self._body.return_tokens_as_token_ids),
         )
+        return _Choice(index, logprobs=logprobs)
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer in one."""
-        latest = await self._last_outputs()
-        choices = []
-        for place, output in enumerate(latest):
-            for choice, sample in zip(self._choices[place], output.outputs, strict=True):
-                piece = self._piece(place, choice, output, sample)
-                piece["prompt_logprobs"] = (
-                    None if self._body.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs)
-                )
-                choices.append(piece)
-        return {**self._head, "choices": choices, "usage": usage_of(latest)}
+    def _whole_choice(
+        self, place: int, choice: _Choice, output: RequestOutput, sample: CompletionOutput
+    ) -> dict[str, Any]:
+        wants = self._body.prompt_logprobs is not None
+        piece = self._piece(place, choice, output, sample)
+        return {**piece, "prompt_logprobs": prompt_logprobs(output.prompt_logprobs) if wants else None}
 
-    async def _last_outputs(self) -> list[RequestOutput]:
-        latest: dict[int, RequestOutput] = {}
-        async for ready in merged(self._streams()):
-            latest.update(ready)
-        return [latest[place] for place in range(len(self._prompts))]
-
-    async def stream(self) -> AsyncGenerator[bytes]:
-        """The answer as events; those that are ready together are sent together."""
-        options = self._body.stream_options
-        wants_usage = options is not None and bool(options.include_usage)
-        in_all = wants_usage and options is not None and bool(options.continuous_usage_stats)
-        latest: dict[int, RequestOutput] = {}
-        async for ready in merged(self._streams()):
-            latest.update(ready)
-            events = []
-            for place, output in ready:
-                for choice, sample in zip(self._choices[place], output.outputs, strict=True):
-                    if self._is_news(choice, sample):
-                        chunk = {**self._head, "choices": [self._piece(place, choice, output, sample)]}
-                        if in_all:
-                            chunk["usage"] = usage_of([output])
-                        events.append(event(chunk))
-            if events:
-                yield b"".join(events)
-        ends = [DONE]
-        if wants_usage:
-            usage = usage_of([latest[place] for place in sorted(latest)])
-            ends.insert(0, event({**self._head, "choices": [], "usage": usage}))
-        yield b"".join(ends)
-
-    def _streams(self) -> Any:
-        return self._service.generate(self._prompts, self._params, self.caller, self._body)
-
-    def _is_news(self, choice: _Choice, sample: CompletionOutput) -> bool:
-        """Whether a choice has something to tell: text, tokens where they show, or its end."""
-        if choice.is_ended:
-            return False
-        if sample.finish_reason is not None:
-            return True
-        num_new = len(sample.token_ids) - choice.num_tokens
-        if num_new < (self._body.stream_interval or 1):
-            return False
+    def _pieces(
+        self, place: int, choice: _Choice, output: RequestOutput, sample: CompletionOutput
+    ) -> list[dict[str, Any]]:
+        """What there is to tell: text, tokens where they show, or its end."""
         shows_tokens = choice.logprobs is not None or self._body.return_token_ids
-        is_first = bool(self._body.echo) and not choice.is_echoed
-        return len(sample.text) > choice.num_chars or bool(shows_tokens) or is_first
+        is_first = bool(self._body.echo) and not choice.is_begun
+        is_news = len(sample.text) > choice.num_chars or sample.finish_reason is not None
+        return [self._piece(place, choice, output, sample)] if is_news or shows_tokens or is_first else []
 
     def _piece(self, place: int, choice: _Choice, output: RequestOutput, sample: CompletionOutput) -> dict[str, Any]:
         """What a choice gained since it was last told."""
@@ -214,14 +148,13 @@ class _Completion:
         token_ids = sample.token_ids[choice.num_tokens :]
         scored: list[Any] = [] if sample.logprobs is None else list(sample.logprobs[choice.num_tokens :])
         prompt_ids: list[int] = []
-        is_first = not choice.is_echoed
-        choice.is_echoed = True
+        is_first = not choice.is_begun
+        choice.is_begun = True
         if self._body.echo and is_first:
             text = self._texts[place] + text
             if choice.logprobs is not None:
                 prompt_ids, scored = output.prompt_token_ids, [*(output.prompt_logprobs or ()), *scored]
-        choice.num_chars, choice.num_tokens = len(sample.text), len(sample.token_ids)
-        choice.is_ended = sample.finish_reason is not None
+        choice.advance(sample)
         piece: dict[str, Any] = {
             "index": choice.index,
             "text": text,

@@ -1,36 +1,58 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's shape over the same chat."""
 
-from collections.abc import AsyncGenerator
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-import msgspec
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.inputs import Conversation, TokenizedPrompt
+from octavo.engine.inputs import Conversation
 from octavo.engine.outputs import CompletionOutput, RequestOutput
-from octavo.sampling_params import SamplingParams
+from octavo.errors import shown
+from octavo.server.answers import json_response, renamed, respond
+from octavo.server.blocks import Block, BlockAnswer, Step
 from octavo.server.body import parse_body
-from octavo.server.errors import ApiError, unsupported
-from octavo.server.protocol import GenerationRequest
-from octavo.server.sampling import sampling_params
+from octavo.server.errors import ApiError
+from octavo.server.protocol import Extras, generation_of
+from octavo.server.sampling import check_absent, sampling_params
 from octavo.server.service import Caller, Service
-from octavo.server.streaming import EventStream, named_event, while_connected
+from octavo.server.streaming import while_connected
+from octavo.server.turns import Turns
 
 __all__ = ["CountTokensRequest", "MessagesRequest", "count_tokens", "create_message"]
 
-REASONS = {"length": "max_tokens", "abort": "end_turn"}
+REASONS = {"length": "max_tokens"}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+NAMES = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "json_schema": "output_config",
+    "response_format": "output_config",
+}
+DELTAS = {"text": ("text_delta", "text"), "reasoning": ("thinking_delta", "thinking")}
+REFUSED = {
+    "container": "is not served: no code is run here",
+    "mcp_servers": "is not served: tools are run by the client",
+}
 
 
-class CountTokensRequest(msgspec.Struct, kw_only=True):
-    """What makes the prompt."""
+class CountTokensRequest(Extras, kw_only=True):
+    """What makes the prompt. Of what is inherited only the model counts here; the rest is for the turn."""
 
     messages: list[dict[str, Any]]
-    model: str | None = None
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+
+    # Of no effect here.
+    cache_control: Any = None
+    context_management: Any = None
+
+    # Refused, where they ask for something.
+    container: Any = None
+    mcp_servers: Any = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -38,12 +60,10 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     max_tokens: int
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    output_config: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    inference_geo: Any = None
 
 
 async def count_tokens(request: Request) -> Response:
@@ -51,8 +71,11 @@ async def count_tokens(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await parse_body(request, CountTokensRequest)
     service.check_model(body.model)
-    prompt = await while_connected(request, service.engine.tokenize(_conversation(body)))
-    return _json({"input_tokens": len(prompt.token_ids)})
+    check_absent(body, REFUSED)
+    with renamed(NAMES):
+        conversation = _conversation(body, _turns(service, body))
+        prompt = await while_connected(request, service.engine.tokenize(conversation))
+    return json_response({"input_tokens": len(prompt.token_ids)})
 
 
 async def create_message(request: Request) -> Response:
@@ -60,87 +83,146 @@ async def create_message(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await parse_body(request, MessagesRequest)
     service.check(body.model)
+    return await respond(request, _prepare(service, request, body), streamed=body.stream)
+
+
+async def _prepare(service: Service, request: Request, body: MessagesRequest) -> "_Message":
+    check_absent(body, REFUSED)
     if body.max_tokens < 1:
-        raise ApiError(400, f"max_tokens must be at least 1, got {body.max_tokens}", "max_tokens")
-    params = sampling_params(
-        GenerationRequest(temperature=body.temperature, top_k=body.top_k, top_p=body.top_p, stop=body.stop_sequences),
-        service.engine.description.sampling_defaults,
-        max_tokens=body.max_tokens,
-        logprobs=None,
-    )
-    prompt = await while_connected(request, service.tokenize(_conversation(body)))
-    work = _Message(service, params, prompt, Caller.of(request, "msg"), (body.metadata or {}).get("user_id"))
-    if body.stream:
-        return EventStream(work.stream(), work.caller.request_id, _error_event)
-    return _json(await while_connected(request, work.whole()))
+        raise ApiError(400, f"max_tokens must be at least 1, got {shown(body.max_tokens)}", "max_tokens")
+    user = (body.metadata or {}).get("user_id")
+    with renamed(NAMES):
+        asked = generation_of(
+            body,
+            stop=body.stop_sequences,
+            user=user if isinstance(user, str) else None,
+            response_format=_response_format(body.output_config or {}),
+        )
+        recommended = service.engine.description.sampling_defaults
+        params = sampling_params(asked, recommended, max_tokens=body.max_tokens, logprobs=None)
+        turns = _turns(service, body)
+        prompt = await service.tokenize(_conversation(body, turns))
+        params = turns.params(params, prompt.token_ids)
+    thinks = (body.thinking or {}).get("type", "disabled") != "disabled"
+    caller = Caller.of(request, "msg", body.request_id)
+    return _Message(service, asked, params, prompt, turns, caller, with_reasoning=thinks)
 
 
-def _error_event(body: dict[str, Any]) -> bytes:
-    return named_event({"type": "error", **body})
+def _response_format(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    wanted = config.get("format")
+    if wanted is None:
+        return None
+    if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
+        raise ApiError(400, f"output_config.format must be of type json_schema, got {shown(wanted)}", "output_config")
+    return {"type": "json_schema", "json_schema": {"schema": wanted.get("schema")}}
 
 
-def _json(data: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(data), media_type="application/json")
+def _turns(service: Service, body: CountTokensRequest) -> Turns:
+    """What the assistant's turn may be."""
+    given = body.tool_choice or {}
+    choice = given.get("name") if given.get("type") == "tool" else CHOICES.get(str(given.get("type")))
+    if body.tool_choice is not None and not (isinstance(choice, str) and choice):
+        raise ApiError(
+            400,
+            'tool_choice is {"type": "auto"}, "any", "none", or {"type": "tool", "name": ...}, got '
+            f"{shown(body.tool_choice)}",
+            "tool_choice",
+        )
+    tools = [_tool(tool) for tool in body.tools or []]
+    parallel = not given.get("disable_parallel_tool_use")
+    return Turns(service.options, service.engine.tokenizer, tools, choice, parallel=parallel)
 
 
-def _conversation(body: CountTokensRequest) -> Conversation:
-    """The conversation as chat templates know it: the system's words first, blocks of text as parts."""
-    if body.tools and (body.tool_choice or {}).get("type") != "none":
-        raise unsupported("tools", "are not served on this path; use /v1/chat/completions")
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool in chat's form."""
+    if tool.get("type") not in (None, "custom"):
+        raise ApiError(400, f"tools of type {shown(tool['type'])} are not served: tools are run by the client", "tools")
+    function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
+
+
+def _conversation(body: CountTokensRequest, turns: Turns) -> Conversation:
+    """The conversation as chat templates know it: the system's words first, results of calls as turns of their own."""
     if not body.messages:
         raise ApiError(400, "messages is empty; at least one message is needed", "messages")
-    system = [{"role": "system", "content": body.system}] if body.system else []
-    return Conversation([*system, *body.messages])
+    messages: list[Any] = [{"role": "system", "content": body.system}] if body.system else []
+    called: dict[str, str] = {}
+    for i, message in enumerate(body.messages):
+        messages += _turns_of(message, f"messages[{i}]", called)
+    kind = (body.thinking or {}).get("type")
+    names = {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
+    return Conversation(messages, tools=turns.tools, chat_template_kwargs=names)
 
 
-class _Message:
+def _turns_of(message: dict[str, Any], where: str, called: dict[str, str]) -> list[dict[str, Any]]:
+    """A message as chat has it, in several where it holds results. `called` is the tool of each call so far."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [message]
+    told: list[dict[str, Any]] = []
+    parts: list[Any] = []
+    calls: list[dict[str, Any]] = []
+    own: dict[str, Any] = {}
+    for i, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_result":
+            result, name = block.get("content"), called.get(str(block.get("tool_use_id")))
+            given = {} if name is None else {"name": name}
+            text = "" if result is None else result
+            told.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), **given, "content": text})
+        elif kind == "tool_use":
+            name, arguments = block.get("name"), block.get("input")
+            if not isinstance(name, str) or not isinstance(arguments, dict):
+                raise ApiError(
+                    400, f"{where}.content[{i}] must have a name and an object as input, got {shown(block)}", "messages"
+                )
+            called[str(block.get("id"))] = name
+            calls.append(
+                {"id": block.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
+            )
+        elif kind == "thinking":
+            own["reasoning_content"] = own.get("reasoning_content", "") + str(block.get("thinking") or "")
+        elif kind != "redacted_thinking":
+            parts.append(block)
+    if calls:
+        own["tool_calls"] = calls
+    if parts or own or not told:  # results stand before what is said to them
+        told.append({**message, "content": parts or (None if calls else ""), **own})
+    return told
+
+
+class _Message(BlockAnswer):
     """One request under way, and what its answer is made of."""
 
-    def __init__(
-        self, service: Service, params: SamplingParams, prompt: TokenizedPrompt, caller: Caller, user: object
-    ) -> None:
-        self.caller = caller
-        self._shared = GenerationRequest(user=user if isinstance(user, str) else None)
-        self._service = service
-        self._params = params
-        self._prompt = prompt
+    names: ClassVar[Mapping[str, str]] = NAMES
 
-    async def whole(self) -> dict[str, Any]:
-        """The answer in one."""
-        output: RequestOutput | None = None
-        async for output in self._outputs():  # noqa: B007
-            pass
-        assert output is not None
-        [sample] = output.outputs
-        return self._message([{"type": "text", "text": sample.text}], _usage(output), **_ending(sample))
+    def _begun(self, output: RequestOutput) -> list[dict[str, Any]]:
+        usage = {**_usage(output), "output_tokens": 0}
+        return [{"type": "message_start", "message": self._message([], usage, stop_reason=None, stop_sequence=None)}]
 
-    async def stream(self) -> AsyncGenerator[bytes]:
-        """The answer as events: a message begins, its one block grows, and both end."""
-        num_chars = 0
-        output: RequestOutput | None = None
-        async for output in self._outputs():
-            [sample] = output.outputs
-            events = []
-            if not num_chars and (sample.text or output.finished):
-                started = self._message(
-                    [], {**_usage(output), "output_tokens": 0}, stop_reason=None, stop_sequence=None
-                )
-                events.append(named_event({"type": "message_start", "message": started}))
-                block = {"type": "text", "text": ""}
-                events.append(named_event({"type": "content_block_start", "index": 0, "content_block": block}))
-            if len(sample.text) > num_chars:
-                delta = {"type": "text_delta", "text": sample.text[num_chars:]}
-                events.append(named_event({"type": "content_block_delta", "index": 0, "delta": delta}))
-                num_chars = len(sample.text)
-            if events:
-                yield b"".join(events)
-        assert output is not None
-        end = {"type": "message_delta", "delta": _ending(output.outputs[0]), "usage": _usage(output)}
-        endings: list[dict[str, Any]] = [{"type": "content_block_stop", "index": 0}, end, {"type": "message_stop"}]
-        yield b"".join(map(named_event, endings))
+    def _told(self, step: Step) -> list[dict[str, Any]]:
+        block, text = step.block, step.text
+        if step.what == "begin":
+            empty = Block(block.index, block.kind, name=block.name, call_id=block.call_id)
+            return [{"type": "content_block_start", "index": block.index, "content_block": _content(empty)}]
+        if step.what == "end":
+            signature = {"type": "signature_delta", "signature": ""}
+            signed = [self._delta(block, signature)] if block.kind == "reasoning" else []
+            return [*signed, {"type": "content_block_stop", "index": block.index}]
+        kind, name = DELTAS.get(block.kind, ("input_json_delta", "partial_json"))
+        return [self._delta(block, {"type": kind, name: text})]
 
-    def _outputs(self) -> Any:
-        return self._service.generate([self._prompt], self._params, self.caller, self._shared)[0]
+    @staticmethod
+    def _delta(block: Block, delta: dict[str, str]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": block.index, "delta": delta}
+
+    def _ended(self, output: RequestOutput) -> list[dict[str, Any]]:
+        end = {"type": "message_delta", "delta": self._ending(output.outputs[0]), "usage": _usage(output)}
+        return [end, {"type": "message_stop"}]
+
+    def _answer(self, output: RequestOutput) -> dict[str, Any]:
+        content = [_content(block) for block in self._blocks]
+        return self._message(content, _usage(output), **self._ending(output.outputs[0]))
 
     def _message(self, content: list[Any], usage: dict[str, int], **ending: Any) -> dict[str, Any]:
         return {
@@ -153,12 +235,30 @@ class _Message:
             **ending,
         }
 
+    def _ending(self, sample: CompletionOutput) -> dict[str, Any]:
+        """Why the turn ended, in this protocol's words."""
+        if isinstance(sample.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": sample.stop_reason}
+        called = self._turn.has_calls and sample.finish_reason == "stop"
+        reason = "tool_use" if called else REASONS.get(sample.finish_reason or "", "end_turn")
+        return {"stop_reason": reason, "stop_sequence": None}
 
-def _ending(sample: CompletionOutput) -> dict[str, Any]:
-    """Why the turn ended, in this protocol's words."""
-    if isinstance(sample.stop_reason, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": sample.stop_reason}
-    return {"stop_reason": REASONS.get(sample.finish_reason or "", "end_turn"), "stop_sequence": None}
+
+def _content(block: Block) -> dict[str, Any]:
+    if block.kind == "text":
+        return {"type": "text", "text": block.text}
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _arguments(block.text)}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """A call's arguments as an object: of those that were cut what is there, as Anthropic's client has it too."""
+    try:
+        found = from_json(text, allow_partial=True) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _usage(output: RequestOutput) -> dict[str, int]:

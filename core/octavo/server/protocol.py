@@ -9,12 +9,15 @@ import msgspec
 
 __all__ = [
     "ChatRequest",
+    "ChunkedRequest",
     "CompletionRequest",
     "DetokenizeRequest",
     "EmbeddingRequest",
+    "Extras",
     "GenerationRequest",
     "StreamOptions",
     "TokenizeRequest",
+    "generation_of",
 ]
 
 PromptField: TypeAlias = str | list[str | int | list[int]]
@@ -33,15 +36,11 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What completions and chat share. Meanings are those of `SamplingParams` where the names are."""
+class Extras(msgspec.Struct, kw_only=True):
+    """What every endpoint that generates takes. Meanings are those of `SamplingParams` where the names are."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-
-    n: int | None = None
-    best_of: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -53,26 +52,26 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     min_tokens: int | None = None
-    max_tokens: int | None = None
-    stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
 
-    add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    return_tokens_as_token_ids: bool | None = None
-    return_token_ids: bool | None = None
-    stream_interval: int | None = None
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None
     timeout: float | None = None
+
+
+class GenerationRequest(Extras, kw_only=True):
+    """What the engine is asked for, in the words that completions and chat share."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    prompt_logprobs: int | None = None
     user: str | None = None
 
     response_format: dict[str, Any] | None = None
@@ -83,6 +82,19 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
+
+
+class ChunkedRequest(GenerationRequest, kw_only=True):
+    """What else completions and chat share."""
+
+    stream_options: StreamOptions | None = None
+    best_of: int | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    stream_interval: int | None = None
 
     # Of no effect here.
     session_id: str | None = None
@@ -102,7 +114,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     thinking_token_budget: Any = None
 
 
-class CompletionRequest(GenerationRequest, kw_only=True):
+class CompletionRequest(ChunkedRequest, kw_only=True):
     """POST /v1/completions."""
 
     prompt: PromptField | None = None
@@ -111,7 +123,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     suffix: str | None = None
 
 
-class ChatRequest(GenerationRequest, kw_only=True):
+class ChatRequest(ChunkedRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[Any]
@@ -136,6 +148,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     modalities: list[str] | None = None
     audio: Any = None
     mm_processor_kwargs: Any = None
+
+
+def generation_of(body: Extras, **own: Any) -> GenerationRequest:
+    """What another protocol's request asks of the engine: the fields that all have, and its own under these names."""
+    return GenerationRequest(**{name: getattr(body, name) for name in Extras.__struct_fields__}, **own)
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):

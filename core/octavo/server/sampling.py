@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from octavo.errors import shown
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, unsupported
-from octavo.server.protocol import GenerationRequest
+from octavo.server.protocol import ChunkedRequest, GenerationRequest
 from octavo.server.structured import structured_output
 
-__all__ = ["check_served", "sampling_params"]
+__all__ = ["check_absent", "check_served", "sampling_params"]
 
 SAME_NAME = (
     "n",
@@ -45,16 +47,26 @@ REFUSED = {
 }
 
 
-def check_served(request: GenerationRequest) -> None:
+def check_absent(request: msgspec.Struct, refused: Mapping[str, str]) -> None:
+    """Refuse the first of these fields, each with the reason, that asks for something.
+
+    Raises:
+        ApiError: names the field.
+
+    """
+    for name, why in refused.items():
+        if getattr(request, name) not in (None, False, [], {}):
+            raise unsupported(name, why)
+
+
+def check_served(request: ChunkedRequest) -> None:
     """Refuse what is asked for and not served.
 
     Raises:
         ApiError: names the field.
 
     """
-    for name, why in REFUSED.items():
-        if getattr(request, name) not in (None, False, [], {}):
-            raise unsupported(name, why)
+    check_absent(request, REFUSED)
     if request.length_penalty not in (None, 1.0):
         raise unsupported("length_penalty", "belongs to beam search, which is not served")
     if request.best_of is not None and request.best_of != (request.n or 1):
@@ -78,7 +90,7 @@ def sampling_params(
     """The parameters of a request.
 
     Args:
-        request: gives what both endpoints spell alike.
+        request: gives what all endpoints spell alike.
         recommended: of the model's files.
         max_tokens: as the endpoint means it; None: as many as fit.
         logprobs: alternatives a token, as the endpoint means it.

@@ -38,7 +38,7 @@ async def tokenize(request: Request) -> Response:
 
 async def _token_ids(service: Service, body: TokenizeRequest) -> list[int]:
     if body.prompt is None:
-        return (await service.engine.tokenize(conversation_of(service, body))).token_ids
+        return (await service.engine.tokenize(conversation_of(service, body, body.tools))).token_ids
     if not body.prompt:  # is no prompt for the model, but has its tokens all the same
         return service.engine.tokenizer.encode("", add_special_tokens=body.add_special_tokens is not False)
     special = body.add_special_tokens is not False

@@ -20,7 +20,7 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools import FORMATS, ToolCallDelta, ToolFormat, ToolParser, detect_format, forced_calls, read_tools
 from octavo.text.turn import Turn, TurnDelta
 
-__all__ = ["Turns", "delta_of", "parsers_of"]
+__all__ = ["Turns", "choice_of", "delta_of", "effort_names", "parsers_of"]
 
 _Format = TypeVar("_Format")
 
@@ -49,6 +49,13 @@ def _chosen(setting: str, name: str | None, known: Mapping[str, _Format], detect
 class Turns:
     """The turns of one request, one for each of its n samples.
 
+    Args:
+        options: of the server, which may name the formats.
+        tokenizer: of the model.
+        tools: that may be called, in chat's form.
+        choice: none, auto, required, or the name of the one tool that must be called; None: auto.
+        parallel: whether several calls may be made.
+
     Attributes:
         tools: for the chat template; None: it is to know of none.
 
@@ -57,14 +64,24 @@ class Turns:
 
     """
 
-    def __init__(self, options: ServerOptions, tokenizer: Tokenizer, body: ChatRequest) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        tokenizer: Tokenizer,
+        tools: Sequence[Any],
+        choice: str | None,
+        *,
+        parallel: bool,
+    ) -> None:
         self._tokenizer = tokenizer
         self._format, self._reasoning = parsers_of(options, tokenizer)
-        self._parallel = body.parallel_tool_calls is not False
+        self._parallel = parallel
         self._inside = False
-        self._choice = _tool_choice(body)
-        self._tools = read_tools(body.tools or []) if self._choice != "none" else []
-        self.tools: Sequence[dict[str, Any]] | None = body.tools if self._tools else None
+        self._tools = read_tools(tools)
+        self._choice = _checked(choice, [tool.name for tool in self._tools])
+        if self._choice == "none":
+            self._tools = []
+        self.tools: Sequence[dict[str, Any]] | None = tools if self._tools else None
         if self._tools and self._format is None:
             raise unsupported(
                 "tools",
@@ -109,28 +126,36 @@ class Turns:
         return Turn(reasoning, tools)
 
 
-def _tool_choice(body: ChatRequest) -> str:
-    """none, auto, required, or the name of the one tool that must be called."""
-    choice = body.tool_choice
-    if choice is None:
-        return "auto" if body.tools else "none"
-    if choice == "none" or (choice == "auto" and not body.tools):
-        return "none"
-    if not body.tools:
+def _checked(choice: str | None, names: Collection[str]) -> str:
+    if choice in (None, "auto", "none"):
+        return "auto" if names and choice != "none" else "none"
+    if not names:
         raise ApiError(400, "tool_choice asks for a call and there are no tools", "tool_choice")
-    if choice in ("auto", "required"):
-        return str(choice)
+    if choice != "required" and choice not in names:
+        raise ApiError(400, f"tool_choice must name one of the tools, {shown(list(names))}", "tool_choice")
+    return str(choice)
+
+
+def choice_of(body: ChatRequest) -> str | None:
+    """A chat request's tool_choice as `Turns` takes it."""
+    choice = body.tool_choice
+    if choice in (None, "none", "auto", "required"):
+        return None if choice is None else str(choice)
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
-    names = [tool.name for tool in read_tools(body.tools)]
-    if name not in names:
+    if not isinstance(name, str) or not name:
         raise ApiError(
             400,
             'tool_choice is "none", "auto", "required" or {"type": "function", "function": {"name": ...}} with the '
             f"name of one of the tools, got {shown(choice)}",
             "tool_choice",
         )
-    return str(name)
+    return name
+
+
+def effort_names(effort: str) -> dict[str, Any]:
+    """How hard a model is to think, in the words that chat templates know."""
+    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
 
 
 def delta_of(delta: TurnDelta, *, with_reasoning: bool, streamed: bool) -> dict[str, Any]:

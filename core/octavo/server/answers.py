@@ -1,0 +1,186 @@
+"""What answers share, whatever the protocol: whole or as events, and how far each choice of a stream has been told."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.inputs import TokenizedPrompt
+from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.errors import RequestError
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import ApiError
+from octavo.server.protocol import ChunkedRequest
+from octavo.server.service import Caller, Service, usage_of
+from octavo.server.streaming import DONE, EventStream, event, merged, while_connected
+
+__all__ = ["Answer", "Choice", "ChunkedAnswer", "json_response", "renamed", "respond"]
+
+
+class Answer(ABC):
+    """One request under way.
+
+    Attributes:
+        caller: whose it is.
+
+    """
+
+    caller: Caller
+
+    @abstractmethod
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one."""
+
+    @abstractmethod
+    def stream(self) -> AsyncGenerator[bytes]:
+        """The answer as events; those that are ready together are sent together."""
+
+    def error_event(self, body: dict[str, Any]) -> bytes:
+        """The event that ends a stream which failed; `body` is that of an error's answer."""
+        return event(body)
+
+
+async def respond(request: Request, preparing: Coroutine[Any, Any, Answer], *, streamed: bool | None) -> Response:
+    """The answer that is being prepared, whole or as events. The work ends when the client leaves."""
+    answer = await while_connected(request, preparing)
+    if streamed:
+        return EventStream(answer.stream(), answer.caller.request_id, answer.error_event)
+    return json_response(await while_connected(request, answer.whole()))
+
+
+def json_response(data: Any) -> Response:
+    """An answer in one."""
+    return Response(msgspec.json.encode(data), media_type="application/json")
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors in here name a field as the protocol at hand does, where another one's name stands in `names`."""
+    try:
+        yield
+    except RequestError as error:
+        name = names.get(error.param or "")
+        if name is None:
+            raise
+        raise ApiError(400, str(error), name) from error
+    except ApiError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
+
+
+@dataclass
+class Choice:
+    """How far one sample has been told."""
+
+    index: int
+    num_chars: int = 0
+    num_tokens: int = 0
+    is_begun: bool = False
+    is_ended: bool = False
+
+    def advance(self, sample: CompletionOutput) -> None:
+        """All that there is of the sample was told."""
+        self.num_chars, self.num_tokens = len(sample.text), len(sample.token_ids)
+        self.is_ended = sample.finish_reason is not None
+
+
+AnyChoice = TypeVar("AnyChoice", bound=Choice)
+Body = TypeVar("Body", bound=ChunkedRequest)
+
+
+class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
+    """Choices of one or more prompts, in a stream as chunks with a piece of one choice each.
+
+    Args:
+        service: that serves it.
+        body: the request.
+        params: of its samples.
+        prompts: each has n choices.
+        caller: whose it is.
+        kind: what the answer calls itself.
+
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        body: Body,
+        params: SamplingParams,
+        prompts: Sequence[TokenizedPrompt],
+        caller: Caller,
+        kind: str,
+    ) -> None:
+        self.caller = caller
+        self._service = service
+        self._body = body
+        self._params = params
+        self._prompts = prompts
+        self._choices = [
+            [self._choice(place, place * params.n + i) for i in range(params.n)] for place in range(len(prompts))
+        ]
+        self._head = {"id": caller.request_id, "object": kind, "created": caller.created, "model": service.model}
+
+    @abstractmethod
+    def _choice(self, place: int, index: int) -> AnyChoice:
+        """A choice of the prompt at this place, of which nothing was told."""
+
+    @abstractmethod
+    def _whole_choice(
+        self, place: int, choice: AnyChoice, output: RequestOutput, sample: CompletionOutput
+    ) -> dict[str, Any]:
+        """All of a choice."""
+
+    @abstractmethod
+    def _pieces(
+        self, place: int, choice: AnyChoice, output: RequestOutput, sample: CompletionOutput
+    ) -> Iterable[dict[str, Any]]:
+        """What a choice gained since it was last told; none, where that is nothing to tell."""
+
+    def _rest(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """What else the whole answer has."""
+        return {}
+
+    async def whole(self) -> dict[str, Any]:
+        latest: dict[int, RequestOutput] = {}
+        async for ready in merged(self._outputs()):
+            latest.update(ready)
+        outputs = [latest[place] for place in range(len(self._prompts))]
+        choices = [
+            self._whole_choice(place, choice, output, sample)
+            for place, output in enumerate(outputs)
+            for choice, sample in zip(self._choices[place], output.outputs, strict=True)
+        ]
+        return {**self._head, "choices": choices, "usage": usage_of(outputs), **self._rest(outputs)}
+
+    async def stream(self) -> AsyncGenerator[bytes]:
+        options = self._body.stream_options
+        wants_usage = options is not None and bool(options.include_usage)
+        in_all = wants_usage and options is not None and bool(options.continuous_usage_stats)
+        interval = self._body.stream_interval or 1
+        latest: dict[int, RequestOutput] = {}
+        async for ready in merged(self._outputs()):
+            latest.update(ready)
+            events = []
+            for place, output in ready:
+                usage = {"usage": usage_of([output])} if in_all else {}
+                for choice, sample in zip(self._choices[place], output.outputs, strict=True):
+                    num_new = len(sample.token_ids) - choice.num_tokens
+                    if choice.is_ended or (sample.finish_reason is None and num_new < interval):
+                        continue
+                    pieces = self._pieces(place, choice, output, sample)
+                    events += [event({**self._head, "choices": [piece], **usage}) for piece in pieces]
+            if events:
+                yield b"".join(events)
+        ends = [DONE]
+        if wants_usage:
+            usage = {"usage": usage_of([latest[place] for place in sorted(latest)])}
+            ends.insert(0, event({**self._head, "choices": [], **usage}))
+        yield b"".join(ends)
+
+    def _outputs(self) -> list[AsyncIterator[RequestOutput]]:
+        return self._service.generate(self._prompts, self._params, self.caller, self._body)
