@@ -12,6 +12,7 @@
 namespace octavo {
 namespace {
 
+constexpr int kSpins = 1 << 16;       // about a millisecond: a step's other threads may be long at work
 constexpr uint32_t kOpen = 1u << 31;  // of Pool::state: workers may enter
 
 inline void relax() {
@@ -50,8 +51,8 @@ public:
         job_.grain = grain;
         job_.next.store(0, std::memory_order_relaxed);
         state_.store(kOpen, std::memory_order_release);
-        ticket_.fetch_add(1, std::memory_order_release);
-        ticket_.notify_all();
+        ticket_.fetch_add(1, std::memory_order_seq_cst);
+        if (asleep_.load(std::memory_order_seq_cst) > 0) ticket_.notify_all();
         job_.drain();
         state_.fetch_and(~kOpen, std::memory_order_acq_rel);
         for (int spins = 0;;) {
@@ -65,10 +66,15 @@ public:
         }
     }
 
+    // Workers that finish a job look out for the next one, until `together` ends.
+    void set_together(bool together) { together_.store(together, std::memory_order_release); }
+
     // A forked child has none of the workers, and may have copied a job half done.
     void forget_workers() {
         spawned_ = 1;
         state_.store(0);
+        asleep_.store(0);
+        together_.store(false);
         new (&owner) std::mutex();
     }
 
@@ -98,12 +104,25 @@ private:
                 job_.drain();
                 if (state_.fetch_sub(1, std::memory_order_acq_rel) == 1) state_.notify_one();
             }
-            ticket_.wait(seen, std::memory_order_acquire);
+            wait(seen);
         }
+    }
+
+    // Until the ticket is another. Looks for a while where the next job comes soon, then sleeps.
+    void wait(uint32_t seen) {
+        for (int spins = 0; together_.load(std::memory_order_relaxed) && spins < kSpins; ++spins) {
+            if (ticket_.load(std::memory_order_acquire) != seen) return;
+            relax();
+        }
+        asleep_.fetch_add(1, std::memory_order_seq_cst);
+        ticket_.wait(seen, std::memory_order_seq_cst);
+        asleep_.fetch_sub(1, std::memory_order_relaxed);
     }
 
     Job job_;
     int spawned_ = 1;  // threads that exist, the caller counted
+    std::atomic<bool> together_{false};
+    std::atomic<int> asleep_{0};  // workers that need a call to wake
     alignas(64) std::atomic<uint32_t> ticket_{0};
     alignas(64) std::atomic<uint32_t> state_{0};
 };
@@ -118,6 +137,8 @@ Pool& pool() {
     return *instance;
 }
 
+thread_local int t_together = 0;  // whether this thread holds the workers already
+
 struct Scratch {
     void* memory = nullptr;
     size_t bytes = 0;
@@ -130,15 +151,25 @@ void parallel_for(int64_t count, int64_t grain, RangeFunction function, const vo
     if (count <= 0) return;
     Pool& workers = pool();
     if (count > grain && workers.limit.load(std::memory_order_relaxed) > 1) {
+        if (t_together) return workers.run(count, grain, function, context);
         std::unique_lock<std::mutex> lock(workers.owner, std::try_to_lock);
-        if (lock.owns_lock()) {
-            workers.run(count, grain, function, context);
-            return;
-        }
+        if (lock.owns_lock()) return workers.run(count, grain, function, context);
     }
     for (int64_t begin = 0; begin < count; begin += grain) {
         function(context, begin, std::min(begin + grain, count));
     }
+}
+
+Together::Together() : holds_(pool().owner.try_lock()) {
+    t_together += holds_;
+    if (holds_) pool().set_together(true);
+}
+
+Together::~Together() {
+    if (!holds_) return;
+    t_together -= 1;
+    pool().set_together(false);
+    pool().owner.unlock();
 }
 
 void set_num_threads(int num_threads) { pool().limit.store(num_threads); }

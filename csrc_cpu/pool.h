@@ -21,6 +21,19 @@ inline void parallel_for(int64_t count, int64_t grain, const Body& body) {
         &body);
 }
 
+// While one of these lives, the caller makes calls one right after another: its workers wait for them awake. Where
+// another caller holds the workers, its calls run on itself alone.
+class Together {
+public:
+    Together();
+    ~Together();
+    Together(const Together&) = delete;
+    Together& operator=(const Together&) = delete;
+
+private:
+    bool holds_;
+};
+
 void set_num_threads(int num_threads);
 int num_threads();
 

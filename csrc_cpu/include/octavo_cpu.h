@@ -26,7 +26,7 @@ enum octavo_status {
     OCTAVO_UNKNOWN_NAME = 4,  // of an activation or an instruction set
 };
 
-enum octavo_dtype { OCTAVO_FLOAT32 = 0, OCTAVO_BFLOAT16 = 1, OCTAVO_FLOAT16 = 2 };
+enum octavo_dtype { OCTAVO_FLOAT32 = 0, OCTAVO_BFLOAT16 = 1, OCTAVO_FLOAT16 = 2, OCTAVO_INT8 = 3 };  // int8: of KV
 
 enum octavo_activation {
     OCTAVO_SILU = 0,
@@ -114,6 +114,105 @@ OCTAVO_API int octavo_attend(const octavo_attention* a, void* out, int64_t out_t
 OCTAVO_API int octavo_copy_blocks(void* const* targets, const void* const* sources, int64_t num_layers,
                                   const int64_t* pairs, int64_t num_pairs, int64_t block_bytes,
                                   int64_t num_target_blocks, int64_t num_source_blocks);
+
+// Packed matrices. A matrix [rows, cols] (outputs by inputs) is cut into panels of 32 outputs, so that a vector holds
+// neighbouring outputs and no sum crosses lanes. Inputs are padded to a multiple of 32 and outputs to whole panels,
+// with weights that add nothing. A panel holds, by format, for ascending inputs:
+//   float32   [inputs][32 outputs]
+//   bfloat16  [inputs / 2][32 outputs][2 inputs]
+//   int8      [inputs / 32] groups of [8][32 outputs][4 inputs] codes, then [32 outputs] scales (float16)
+//   int4      [inputs / 32] groups of [4][32 outputs][4 inputs] bytes, then scales; the low four bits of byte row r
+//             are inputs 4 r .. 4 r + 3 of the group, the high ones inputs 16 + 4 r ..
+//   int4_min  as int4, with [32 outputs] minima (float16) after the scales
+// A weight is scale * (code - 128), scale * (code - 8), or scale * code + minimum.
+enum octavo_format {
+    OCTAVO_FORMAT_FLOAT32 = 0,
+    OCTAVO_FORMAT_BFLOAT16 = 1,
+    OCTAVO_FORMAT_INT8 = 2,
+    OCTAVO_FORMAT_INT4 = 3,
+    OCTAVO_FORMAT_INT4_MIN = 4,
+};
+
+typedef struct octavo_matrix {
+    const void* data;   // packed, aligned to 64 bytes; null: there is none
+    const float* bias;  // [rows] or null
+    int64_t rows, cols;
+    int32_t format;
+    int32_t gated;  // rows are those of a gate and as many of what it multiplies: panels of the two alternate
+} octavo_matrix;
+
+// Bytes of the packed form; 0 where the format is unknown.
+OCTAVO_API int64_t octavo_packed_bytes(const octavo_matrix* m);
+// Packs weights[rows, cols] of a dtype (float32, bfloat16, float16) into `packed`, of format float32 or bfloat16.
+OCTAVO_API int octavo_pack_dense(void* packed, const octavo_matrix* m, const void* weights, int dtype);
+// Packs codes, one a byte [rows, cols], or two a byte [rows, cols / 2], the low bits the even input; cols is a
+// multiple of 32. scales and minima are [rows, cols / 32] float16.
+OCTAVO_API int octavo_pack_groups(void* packed, const octavo_matrix* m, const uint8_t* codes, const void* scales,
+                                  const void* minima);
+// out[n, cols] float32 = rows ids[n] of the matrix.
+OCTAVO_API int octavo_unpack_rows(float* out, const octavo_matrix* m, const int64_t* ids, int64_t n);
+// out[n, rows] = x[n, cols] * matrix^T + bias, of one dtype (float32, bfloat16); x has row stride x_stride. Inputs of
+// an int8 or int4 matrix are rounded to int8 with a scale a row and group of 32.
+OCTAVO_API int octavo_linear(void* out, const octavo_matrix* m, const void* x, int64_t n, int64_t x_stride, int dtype);
+
+// A whole decoder. Parts that a model lacks are zero.
+typedef struct octavo_norm {
+    int32_t kind;  // 0: none, 1: rms, 2: layer
+    float eps;
+    const float* weight;  // or null; an offset is added already
+    const float* bias;    // or null
+} octavo_norm;
+
+enum octavo_residual { OCTAVO_SEQUENTIAL = 0, OCTAVO_PARALLEL = 1, OCTAVO_PARALLEL_SHARED_NORM = 2 };
+enum octavo_qk_norm_over { OCTAVO_OVER_HEAD = 0, OCTAVO_OVER_EACH_HEAD = 1, OCTAVO_OVER_ALL_HEADS = 2 };
+
+typedef struct octavo_layer {
+    octavo_norm attn_pre, attn_post, mlp_pre, mlp_post, q_norm, k_norm;
+    octavo_matrix qkv, o, up, down;
+    const float* cos_sin;  // [num_positions][rotary_dim]: cosines, then sines; null: no rotation
+    const float* sinks;    // [num_heads] or null
+    void* cache;           // of the layer, as octavo_write_kv has it
+    int64_t num_positions;
+    int32_t rotary_dim, interleaved;
+    int32_t group;         // whose geometry the layer has
+    int32_t qk_norm_over;  // octavo_qk_norm_over
+    float qkv_clip;        // 0: none
+    int32_t activation;
+    int32_t residual;  // octavo_residual
+    float residual_scale;
+} octavo_layer;
+
+typedef struct octavo_decoder {
+    octavo_matrix embedding, head;
+    const float* positions;  // [num_positions][hidden] or null
+    int64_t num_positions, position_offset;
+    octavo_norm embedding_norm, final_norm;
+    const octavo_layer* layers;
+    int64_t num_layers, hidden;
+    float embedding_scale, logit_scale;
+    float logit_softcap;  // 0: none
+    int32_t dtype;        // of queries, keys and values: float32 or bfloat16
+} octavo_decoder;
+
+typedef struct octavo_step {
+    const octavo_attention* groups;  // one geometry a KV group
+    const int64_t* token_ids;        // [num_tokens]
+    const int64_t* positions;        // [num_tokens]
+    const float* embeds;             // [num_tokens][hidden] in place of token_ids, or null
+    int64_t num_tokens;
+    const int64_t* rows;  // [num_rows] ascending: the tokens whose normed hidden states are kept
+    int64_t num_rows;
+    float* hidden;        // [num_rows][hidden] out
+    int64_t* greedy_ids;  // [num_rows] out, or null; -1 where logits are not numbers
+    void* workspace;      // of octavo_decoder_workspace bytes, aligned to 64
+} octavo_step;
+
+// Bytes of workspace for a step of at most so many tokens and rows.
+OCTAVO_API int64_t octavo_decoder_workspace(const octavo_decoder* d, int64_t num_tokens, int64_t num_rows);
+OCTAVO_API int octavo_decoder_step(const octavo_decoder* d, const octavo_step* s);
+// logits[num_rows, vocabulary] float32 of hidden[num_rows, hidden] as a step left them.
+OCTAVO_API int octavo_decoder_logits(const octavo_decoder* d, float* logits, const float* hidden, int64_t num_rows,
+                                     void* workspace);
 
 #ifdef __cplusplus
 }

@@ -80,6 +80,23 @@ OCTAVO_INLINE Floats gate(Floats x, Floats up) {
     }
 }
 
+template <int Kind>
+struct KindOf {
+    static constexpr int kind = Kind;
+};
+
+// body(kind) as a constant, of an activation that needs no gate.
+template <class Body>
+OCTAVO_INLINE void with_activation(int activation, const Body& body) {
+    switch (activation) {
+        case OCTAVO_SILU: return body(KindOf<OCTAVO_SILU>());
+        case OCTAVO_GELU: return body(KindOf<OCTAVO_GELU>());
+        case OCTAVO_GELU_TANH: return body(KindOf<OCTAVO_GELU_TANH>());
+        case OCTAVO_RELU: return body(KindOf<OCTAVO_RELU>());
+        default: return body(KindOf<OCTAVO_RELU2>());
+    }
+}
+
 template <class T, int Kind>
 void activate_range(const Activate& a, int64_t begin, int64_t end) {
     const T* x = static_cast<const T*>(a.x) + begin;

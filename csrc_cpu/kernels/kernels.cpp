@@ -1,7 +1,9 @@
 // Compiled once an instruction set, with OCTAVO_ISA the name of its namespace.
 
 #include "attention.h"
+#include "decoder.h"
 #include "elementwise.h"
+#include "finish.h"
 #include "norm.h"
 #include "table.h"
 
@@ -30,22 +32,6 @@ void with_type(int dtype, const Body& body) {
 template <class Body>
 void with_types(int first, int second, const Body& body) {
     with_type(first, [&](auto a) { with_type(second, [&](auto b) { body(a, b); }); });
-}
-
-template <int Kind>
-struct KindOf {
-    static constexpr int kind = Kind;
-};
-
-template <class Body>
-void with_activation(int activation, const Body& body) {
-    switch (activation) {
-        case OCTAVO_SILU: return body(KindOf<OCTAVO_SILU>());
-        case OCTAVO_GELU: return body(KindOf<OCTAVO_GELU>());
-        case OCTAVO_GELU_TANH: return body(KindOf<OCTAVO_GELU_TANH>());
-        case OCTAVO_RELU: return body(KindOf<OCTAVO_RELU>());
-        default: return body(KindOf<OCTAVO_RELU2>());
-    }
 }
 
 void rms_norm(const Norm& a, int64_t begin, int64_t end) {
@@ -92,11 +78,20 @@ void write_kv(const WriteKv& a, int64_t begin, int64_t end) {
     });
 }
 
+void convert(const Convert& a, int64_t begin, int64_t end) {
+    with_type(a.dtype, [&](auto x) { convert_rows<typename decltype(x)::type>(a, begin, end); });
+}
+
 }  // namespace
 
 extern const Kernels kernels;
 const Kernels kernels = {
     OCTAVO_STRING(OCTAVO_ISA),
+    product,
+    prepare_rows,
+    convert,
+    rotate_rows,
+    unpack_rows,
     rms_norm,
     fused_add_rms_norm,
     layer_norm,

@@ -80,8 +80,87 @@ struct Attend {
     float* partials;
 };
 
+constexpr int kPanelColumns = 32;                  // outputs of a packed panel
+constexpr int kGroup = 32;                         // inputs that share a scale
+constexpr int kUnitColumns = 2 * kPanelColumns;    // outputs of a unit of work at most
+constexpr int kUnitRows = 120;                     // rows of a unit at most: a multiple of every tile's rows
+
+// Rows of inputs as a product reads them: float, bfloat16, or int8 codes with a scale a group. Rows are padded with
+// zeros to whole groups.
+struct Operand {
+    void* data;       // [rows][stride]
+    int64_t stride;   // in elements
+    float* scales;    // [rows][groups], of codes only
+    int32_t* sums;    // [rows][groups]: the sum of a group's codes
+    int64_t groups;   // of a row
+    int format;       // OCTAVO_FORMAT_FLOAT32, _BFLOAT16 or _INT8
+};
+
+// What becomes of a product's results.
+enum Finish {
+    kStore,       // out = value
+    kAdd,         // out += scale * value
+    kOperand,     // the inputs of the next product: activation(value), or activation(gate) * value
+    kBest,        // the largest logit of a unit and its id
+    kStoreBf16,   // out = value, in bfloat16
+    kStoreLogits  // out = the logit
+};
+
+struct Product {
+    Operand x;
+    octavo_matrix weight;
+    int64_t num_rows;
+    int64_t panel_bytes;
+    int finish;
+    void* out;  // float, or bfloat16
+    int64_t out_stride;
+    float scale;            // kAdd; of logits
+    float softcap;          // of logits, 0: none
+    Operand to;             // kOperand
+    int activation;         // kOperand; -1: none
+    float* best_values;     // kBest: [rows][units]
+    int32_t* best_ids;
+    int64_t num_units;
+};
+
+// Rows of floats to an operand, through a norm.
+struct Prepare {
+    const float* x;
+    int64_t x_stride, hidden;
+    octavo_norm norm;
+    Operand to;    // or
+    float* out;    // [rows][hidden], then += scale * norm where `add`
+    bool add;
+    float scale;
+};
+
+// Rows of a dtype to an operand.
+struct Convert {
+    const void* x;
+    int64_t x_stride, size;
+    int dtype;
+    Operand to;
+};
+
+// Queries, keys and values of a token as the product gave them: clipped, normed, rotated, in the dtype of attention.
+struct Rotate {
+    const float* qkv;
+    void* out;
+    int64_t stride;  // of both
+    const octavo_layer* layer;
+    const int64_t* positions;
+    int num_heads, num_kv_heads, head_size, dtype;
+};
+
 struct Kernels {
     const char* name;
+    // One unit of a product: rows [row, row + rows), outputs of panels [panel, panel + panels).
+    void (*product)(const Product&, float* scratch, int64_t row, int64_t rows, int64_t panel, int panels);
+    void (*prepare)(const Prepare&, int64_t begin, int64_t end);  // rows
+    void (*convert)(const Convert&, int64_t begin, int64_t end);  // rows
+    void (*rotate)(const Rotate&, int64_t begin, int64_t end);    // tokens
+    void (*unpack)(float* out, const octavo_matrix&, int64_t panel_bytes, const int64_t* ids, int64_t begin,
+                   int64_t end);  // rows of a matrix
     void (*rms_norm)(const Norm&, int64_t begin, int64_t end);            // rows
     void (*fused_add_rms_norm)(const Norm&, int64_t begin, int64_t end);  // rows
     void (*layer_norm)(const Norm&, int64_t begin, int64_t end);          // rows

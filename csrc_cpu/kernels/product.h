@@ -1,0 +1,297 @@
+// Products of activations and packed weights.
+//
+// A tile is R rows by V vectors of outputs. Every result is the sum of its own inputs in ascending order, whatever
+// tile it is computed in, so a row has the same bits alone and among others. Codes are summed as integers within a
+// group of inputs, which is exact, and groups are added in ascending order.
+#pragma once
+
+#include "numeric.h"
+#include "simd.h"
+#include "table.h"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+constexpr int kPanelVectors = kPanelColumns / kLanes;
+constexpr int kUnitVectors = 2 * kPanelVectors;
+
+// Rows and vectors of a tile: what the registers hold beside weights and an input.
+#if defined(__AVX512F__)
+constexpr int kDenseRows = 6, kDenseVectors = 4;
+constexpr int kGroupRows = 6, kGroupVectors = 2;
+#else
+constexpr int kDenseRows = 4, kDenseVectors = 2;
+constexpr int kGroupRows = 2, kGroupVectors = 2;
+#endif
+static_assert(kUnitRows % kDenseRows == 0 && kUnitRows % kGroupRows == 0, "a unit is whole tiles");
+
+// Inputs of a dense product are summed in spans: the weights of a span stay in the second cache while rows pass by.
+constexpr int64_t kSpanWords = 1536;
+
+OCTAVO_INLINE Words load_words(const void* p) {
+    Words x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+OCTAVO_INLINE Words splat_word(const void* p) {
+    uint32_t word;
+    std::memcpy(&word, p, sizeof word);
+#if defined(__AVX512F__)
+    return (Words)_mm512_set1_epi32(int(word));
+#elif defined(__AVX2__)
+    return (Words)_mm256_set1_epi32(int(word));
+#else
+    return splat(word);
+#endif
+}
+
+// A word is a float.
+struct FloatWord {
+    static OCTAVO_INLINE Floats dot(Floats sum, Words x, Words w) { return fma((Floats)x, (Floats)w, sum); }
+};
+
+// A word is a pair of bfloat16, the first in the low bits.
+struct PairWord {
+    static OCTAVO_INLINE Floats dot(Floats sum, Words x, Words w) {
+#if defined(__AVX512BF16__)
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
+#else
+        sum = fma((Floats)(x << 16), (Floats)(w << 16), sum);
+        return fma((Floats)(x & 0xffff0000u), (Floats)(w & 0xffff0000u), sum);
+#endif
+    }
+};
+
+// sum + products of four unsigned codes of w and four signed ones of x.
+OCTAVO_INLINE Ints dot_quads(Ints sum, Words w, Words x) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+#elif defined(__AVX512F__)
+    const __m512i low = _mm512_set1_epi16(0xff), u = (__m512i)w, s = (__m512i)x;
+    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(u, low), _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8));
+    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(u, 8), _mm512_srai_epi16(s, 8));
+    return sum + (Ints)even + (Ints)odd;
+#elif defined(__AVX2__)
+    const __m256i low = _mm256_set1_epi16(0xff), u = (__m256i)w, s = (__m256i)x;
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, low), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
+    return sum + (Ints)even + (Ints)odd;
+#elif defined(__SSE4_2__)
+    const __m128i low = _mm_set1_epi16(0xff), u = (__m128i)w, s = (__m128i)x;
+    const __m128i even = _mm_madd_epi16(_mm_and_si128(u, low), _mm_srai_epi16(_mm_slli_epi16(s, 8), 8));
+    const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(u, 8), _mm_srai_epi16(s, 8));
+    return sum + (Ints)even + (Ints)odd;
+#else
+    for (int i = 0; i < 4; ++i) sum += (Ints)(w >> (8 * i) & 255u) * ((Ints)(x << (24 - 8 * i)) >> 24);
+    return sum;
+#endif
+}
+
+OCTAVO_INLINE Floats to_floats(Ints x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtepi32_ps((__m512i)x);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtepi32_ps((__m256i)x);
+#else
+    return __builtin_convertvector(x, Floats);
+#endif
+}
+
+struct Int8Codes {
+    static constexpr int kOffset = 128, kCodeBytes = kGroup * kPanelColumns;
+    static constexpr bool kMinima = false;
+    static OCTAVO_INLINE Words quad(const char* group, int q, int column) {
+        return load_words(group + (q * kPanelColumns + column) * 4);
+    }
+};
+struct Int4Codes {
+    static constexpr int kOffset = 8, kCodeBytes = kGroup * kPanelColumns / 2;
+    static constexpr bool kMinima = false;
+    static OCTAVO_INLINE Words quad(const char* group, int q, int column) {
+        const Words both = load_words(group + (q % 4 * kPanelColumns + column) * 4);
+        return (q < 4 ? both : both >> 4) & 0x0f0f0f0fu;
+    }
+};
+struct Int4MinCodes : Int4Codes {
+    static constexpr int kOffset = 0;
+    static constexpr bool kMinima = true;
+};
+
+template <class Codes>
+constexpr int64_t kGroupBytes = Codes::kCodeBytes + kPanelColumns * 2 * (Codes::kMinima ? 2 : 1);
+
+// Which panel a unit's vector lies in, and its first column there.
+constexpr int panel_of(int vector) { return vector / kPanelVectors; }
+constexpr int column_of(int vector) { return vector % kPanelVectors * kLanes; }
+
+constexpr int64_t kAhead = 4096;  // bytes between what is read and what is fetched, where weights come from memory
+
+// c[R][vectors from `first` on] += words [begin, end) of x times the panels.
+template <class Word, int R, int V>
+void dense_tile(const char* x, int64_t x_bytes, const char* panels, int64_t panel_bytes, int first, int64_t begin,
+                int64_t end, float* c) {
+    Floats sums[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            sums[r][v] = begin == 0 ? splat(0.0f) : load(c + r * kUnitColumns + (first + v) * kLanes);
+        }
+    }
+    const char* w[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) w[v] = panels + panel_of(first + v) * panel_bytes + column_of(first + v) * 4;
+    for (int64_t s = begin; s < end; ++s) {
+        Words weights[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            weights[v] = load_words(w[v] + s * (kPanelColumns * 4));
+            if constexpr (R == 1) prefetch(w[v], s * (kPanelColumns * 4) + kAhead);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Words input = splat_word(x + r * x_bytes + s * 4);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) sums[r][v] = Word::dot(sums[r][v], input, weights[v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) store(c + r * kUnitColumns + (first + v) * kLanes, sums[r][v]);
+    }
+}
+
+// c[R][vectors from `first` on] = x times the panels, group by group.
+template <class Codes, int R, int V>
+void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t panel_bytes, int first, float* c) {
+    Floats sums[R][V] = {};
+    const char* codes = static_cast<const char*>(x.data) + row * x.stride;
+    const float* scales = x.scales + row * x.groups;
+    const int32_t* code_sums = x.sums + row * x.groups;
+    const char* w[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) w[v] = panels + panel_of(first + v) * panel_bytes;
+    for (int64_t g = 0; g < x.groups; ++g) {
+        Ints dots[R][V];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Ints start = splat(int32_t(-Codes::kOffset * code_sums[r * x.groups + g]));
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) dots[r][v] = start;
+        }
+#pragma GCC unroll 8
+        for (int q = 0; q < kGroup / 4; ++q) {
+            Words weights[V];
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) {
+                weights[v] = Codes::quad(w[v], q, column_of(first + v));
+                if constexpr (R == 1) {
+                    if (q < Codes::kCodeBytes / (4 * kPanelColumns)) {
+                        prefetch(w[v], kAhead + (q * kPanelColumns + column_of(first + v)) * 4);
+                    }
+                }
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const Words input = splat_word(codes + r * x.stride + g * kGroup + q * 4);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) dots[r][v] = dot_quads(dots[r][v], weights[v], input);
+            }
+        }
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            const auto* factors = reinterpret_cast<const Float16*>(w[v] + Codes::kCodeBytes) + column_of(first + v);
+            const Floats scale = load(factors);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const float x_scale = scales[r * x.groups + g];
+                sums[r][v] = fma(to_floats(dots[r][v]), scale * x_scale, sums[r][v]);
+                if constexpr (Codes::kMinima) {
+                    const float share = x_scale * float(code_sums[r * x.groups + g]);
+                    sums[r][v] = fma(load(factors + kPanelColumns), splat(share), sums[r][v]);
+                }
+            }
+            w[v] += kGroupBytes<Codes>;
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) store(c + r * kUnitColumns + (first + v) * kLanes, sums[r][v]);
+    }
+}
+
+template <int R>
+struct RowsOf {
+    static constexpr int rows = R;
+};
+
+// body(R) as a constant for `rows` of 1 to N.
+template <int N, class Body>
+OCTAVO_INLINE void with_rows(int64_t rows, const Body& body) {
+    if constexpr (N > 1) {
+        if (rows < N) return with_rows<N - 1>(rows, body);
+    }
+    body(RowsOf<N>());
+}
+
+template <class Word, int V>
+void dense_unit(const Product& p, float* c, int64_t row, int64_t rows, const char* panels, int first) {
+    const int64_t bytes = p.x.stride * (p.x.format == OCTAVO_FORMAT_FLOAT32 ? 4 : 2);
+    const int64_t words = p.x.groups * kGroup * (p.x.format == OCTAVO_FORMAT_FLOAT32 ? 4 : 2) / 4;
+    const char* x = static_cast<const char*>(p.x.data) + row * bytes;
+    for (int64_t begin = 0; begin < words; begin += kSpanWords) {
+        const int64_t end = smaller(words, begin + kSpanWords);
+        for (int64_t r = 0; r < rows; r += kDenseRows) {
+            with_rows<kDenseRows>(smaller<int64_t>(kDenseRows, rows - r), [&](auto n) OCTAVO_LAMBDA {
+                dense_tile<Word, decltype(n)::rows, V>(x + r * bytes, bytes, panels, p.panel_bytes, first, begin, end,
+                                                       c + r * kUnitColumns);
+            });
+        }
+    }
+}
+
+template <class Codes, int V>
+void grouped_unit(const Product& p, float* c, int64_t row, int64_t rows, const char* panels, int first) {
+    for (int64_t r = 0; r < rows; r += kGroupRows) {
+        with_rows<kGroupRows>(smaller<int64_t>(kGroupRows, rows - r), [&](auto n) OCTAVO_LAMBDA {
+            grouped_tile<Codes, decltype(n)::rows, V>(p.x, row + r, panels, p.panel_bytes, first, c + r * kUnitColumns);
+        });
+    }
+}
+
+template <class Word>
+void multiply_dense(const Product& p, float* c, int64_t row, int64_t rows, const char* panels, int vectors) {
+    int first = 0;
+    for (; first + kDenseVectors <= vectors; first += kDenseVectors) {
+        dense_unit<Word, kDenseVectors>(p, c, row, rows, panels, first);
+    }
+    for (; first < vectors; first += 2) dense_unit<Word, 2>(p, c, row, rows, panels, first);
+}
+
+template <class Codes>
+void multiply_groups(const Product& p, float* c, int64_t row, int64_t rows, const char* panels, int vectors) {
+    if (rows == 1 && vectors == kUnitVectors && kLanes == 16) {  // the sums of one row wait for each other: take more
+        return grouped_unit<Codes, 4>(p, c, row, rows, panels, 0);
+    }
+    for (int first = 0; first < vectors; first += kGroupVectors) {
+        grouped_unit<Codes, kGroupVectors>(p, c, row, rows, panels, first);
+    }
+}
+
+// c[rows][kUnitColumns] = rows of x times `panels` panels.
+inline void multiply(const Product& p, float* c, int64_t row, int64_t rows, int64_t panel, int panels) {
+    const char* w = static_cast<const char*>(p.weight.data) + panel * p.panel_bytes;
+    const int vectors = panels * kPanelVectors;
+    switch (p.weight.format) {
+        case OCTAVO_FORMAT_FLOAT32: return multiply_dense<FloatWord>(p, c, row, rows, w, vectors);
+        case OCTAVO_FORMAT_BFLOAT16: return multiply_dense<PairWord>(p, c, row, rows, w, vectors);
+        case OCTAVO_FORMAT_INT8: return multiply_groups<Int8Codes>(p, c, row, rows, w, vectors);
+        case OCTAVO_FORMAT_INT4: return multiply_groups<Int4Codes>(p, c, row, rows, w, vectors);
+        default: return multiply_groups<Int4MinCodes>(p, c, row, rows, w, vectors);
+    }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

@@ -1,0 +1,126 @@
+#include "linear.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+
+#include "isa.h"
+#include "pack.h"
+#include "pool.h"
+
+namespace octavo {
+namespace {
+
+// Below so many elements, or multiply-adds, a second thread is not worth waking.
+constexpr int64_t kGrainElements = 16 * 1024;
+constexpr int64_t kGrainProducts = 64 * 1024;
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+int64_t element_bytes(int format) {
+    return format == OCTAVO_FORMAT_FLOAT32 ? 4 : format == OCTAVO_FORMAT_BFLOAT16 ? 2 : 1;
+}
+
+// Rows whose length is a multiple of a page would fall into the same few lines of the first cache.
+int64_t operand_stride(int64_t size, int format) {
+    const int64_t bytes = round_up(round_up(size, kGroup) * element_bytes(format), 64);
+    return (bytes % 1024 ? bytes : bytes + 64) / element_bytes(format);
+}
+
+int64_t rows_for(int64_t elements) { return std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, elements)); }
+
+}  // namespace
+
+int operand_format(int weight_format) { return std::min<int>(weight_format, OCTAVO_FORMAT_INT8); }
+
+int64_t operand_bytes(int64_t rows, int64_t size, int format) {
+    const int64_t groups = round_up(size, kGroup) / kGroup;
+    const int64_t factors = format == OCTAVO_FORMAT_INT8 ? 2 * round_up(rows * groups * 4, 64) : 0;
+    return round_up(rows * operand_stride(size, format) * element_bytes(format), 64) + factors;
+}
+
+Operand make_operand(void* memory, int64_t rows, int64_t size, int format) {
+    const int64_t groups = round_up(size, kGroup) / kGroup, stride = operand_stride(size, format);
+    Operand x = {memory, stride, nullptr, nullptr, groups, format};
+    if (format == OCTAVO_FORMAT_INT8) {
+        char* after = static_cast<char*>(memory) + round_up(rows * stride, 64);
+        x.scales = reinterpret_cast<float*>(after);
+        x.sums = reinterpret_cast<int32_t*>(after + round_up(rows * groups * 4, 64));
+    }
+    return x;
+}
+
+bool multiply(Product& p) {
+    const auto kernel = kernels()->product;
+    const int64_t panels = num_panels(p.weight);
+    p.panel_bytes = panel_bytes(p.weight);
+    // Wide units reuse inputs; narrow ones share out evenly where there are few rows. Gate and up stay together.
+    const bool paired = p.weight.gated || p.finish == kBest || p.num_rows > 4;
+    const int width = paired ? 2 : 1;
+    const int64_t units = (panels + width - 1) / width;
+    p.num_units = units;
+    const int64_t blocks = (p.num_rows + kUnitRows - 1) / kUnitRows;
+    const int64_t block_rows = std::min<int64_t>(kUnitRows, p.num_rows);
+    const int64_t unit_products = block_rows * padded_cols(p.weight) * width * kPanelColumns;
+    const int64_t grain = std::max<int64_t>(1, kGrainProducts / std::max<int64_t>(1, unit_products));
+    std::atomic<bool> starved{false};
+    parallel_for(blocks * units, grain, [&](int64_t begin, int64_t end) {
+        auto* scratch = static_cast<float*>(thread_scratch(size_t(kUnitRows * kUnitColumns) * sizeof(float)));
+        if (scratch == nullptr) {
+            starved.store(true, std::memory_order_relaxed);
+            return;
+        }
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t row = i / units * kUnitRows, panel = i % units * width;
+            kernel(p, scratch, row, std::min<int64_t>(kUnitRows, p.num_rows - row), panel,
+                   int(std::min<int64_t>(width, panels - panel)));
+        }
+    });
+    return !starved.load(std::memory_order_relaxed);
+}
+
+void prepare(const Prepare& p, int64_t num_rows) {
+    const auto kernel = kernels()->prepare;
+    parallel_for(num_rows, rows_for(p.hidden), [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
+}
+
+void convert(const Convert& p, int64_t num_rows) {
+    const auto kernel = kernels()->convert;
+    parallel_for(num_rows, rows_for(p.size), [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
+}
+
+}  // namespace octavo
+
+using namespace octavo;
+
+extern "C" int octavo_linear(void* out, const octavo_matrix* m, const void* x, int64_t n, int64_t x_stride, int dtype) {
+    if (dtype != OCTAVO_FLOAT32 && dtype != OCTAVO_BFLOAT16) return OCTAVO_BAD_DTYPE;
+    if (panel_bytes(*m) == 0 || n < 0 || m->gated) return OCTAVO_OUT_OF_RANGE;
+    if (n == 0) return OCTAVO_OK;
+    static thread_local struct Buffer {
+        void* memory = nullptr;
+        int64_t bytes = 0;
+        ~Buffer() { std::free(memory); }
+    } buffer;
+    const int format = operand_format(m->format);
+    Product p = {};
+    p.weight = *m;
+    p.num_rows = n;
+    p.finish = dtype == OCTAVO_BFLOAT16 ? kStoreBf16 : kStore;
+    p.out = out;
+    p.out_stride = m->rows;
+    if (format == dtype && m->cols % kGroup == 0) {  // as it lies
+        p.x = {const_cast<void*>(x), x_stride, nullptr, nullptr, m->cols / kGroup, format};
+    } else {
+        const int64_t bytes = operand_bytes(n, m->cols, format);
+        if (bytes > buffer.bytes) {
+            std::free(buffer.memory);
+            buffer.memory = std::aligned_alloc(64, size_t(round_up(bytes, 4096)));
+            buffer.bytes = buffer.memory ? bytes : 0;
+            if (!buffer.memory) return OCTAVO_NO_MEMORY;
+        }
+        p.x = make_operand(buffer.memory, n, m->cols, format);
+        convert({x, x_stride, m->cols, dtype, p.x}, n);
+    }
+    return multiply(p) ? OCTAVO_OK : OCTAVO_NO_MEMORY;
+}

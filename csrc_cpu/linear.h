@@ -1,0 +1,19 @@
+// Products, cut into units and handed to the threads.
+#pragma once
+
+#include "kernels/table.h"
+
+namespace octavo {
+
+// Bytes of an operand of so many rows, and one laid out in that memory, which is aligned to 64 bytes.
+int64_t operand_bytes(int64_t rows, int64_t size, int format);
+Operand make_operand(void* memory, int64_t rows, int64_t size, int format);
+// The format of the inputs that a matrix of a format is multiplied with.
+int operand_format(int weight_format);
+
+// Runs a product whose x, weight, num_rows, finish and outputs are set. False where there is no memory.
+bool multiply(Product& p);
+void prepare(const Prepare& p, int64_t num_rows);
+void convert(const Convert& p, int64_t num_rows);
+
+}  // namespace octavo
