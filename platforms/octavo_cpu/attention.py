@@ -1,8 +1,6 @@
 """Paged attention on the native library, and the memory its blocks lie in."""
 
-import contextlib
 import ctypes
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +9,13 @@ import numpy as np
 import torch
 
 from octavo.contract import AttentionBackend, AttentionBatch, AttentionSpec, KVCache, Support
+from octavo_cpu.memory import zeros
 from octavo_cpu.native import DTYPES, AttentionGeometry, NativeLibrary
 
-__all__ = ["NativeAttention"]
+__all__ = ["NativeAttention", "NativeCache", "geometry_of"]
 
 CHUNK = 128  # KV positions that the kernel reduces as one (kChunk)
 MAX_HEAD_SIZE = 1024
-_HUGE_PAGE = 2 << 20
 _PAGE = 4096
 
 
@@ -77,9 +75,9 @@ class NativeAttention(AttentionBackend):
 
     def allocate(self, spec: AttentionSpec, num_blocks: int) -> KVCache:
         """Zeroed blocks, in huge pages where the system gives them; memory is taken when a block is first written."""
-        elements = self._library.block_elements(_geometry(spec))
+        elements = self._library.block_elements(geometry_of(spec))
         layer_elements = -(-num_blocks * elements // _PAGE) * _PAGE
-        memory = _zeros(spec.num_layers * layer_elements, spec.kv_dtype)
+        memory = zeros(spec.num_layers * layer_elements, spec.kv_dtype)
         tensors = tuple(
             layer[: num_blocks * elements].view(num_blocks, elements)
             for layer in memory.view(spec.num_layers, layer_elements)
@@ -106,7 +104,7 @@ class NativeAttention(AttentionBackend):
         if table.dtype != np.int32 or table.strides[1] != table.itemsize:
             table = np.ascontiguousarray(table, np.int32)
 
-        geometry = _geometry(cache.spec)
+        geometry = geometry_of(cache.spec)
         geometry.num_blocks = cache.num_blocks
         geometry.num_rows = len(seq_lens)
         geometry.num_tokens = len(slots)
@@ -198,10 +196,11 @@ class NativeAttention(AttentionBackend):
             self._library.check(status, f"copy of {len(pairs)} blocks")
 
     def _layer_block_bytes(self, spec: AttentionSpec) -> int:
-        return self._library.block_elements(_geometry(spec)) * spec.kv_dtype.itemsize
+        return self._library.block_elements(geometry_of(spec)) * spec.kv_dtype.itemsize
 
 
-def _geometry(spec: AttentionSpec) -> AttentionGeometry:
+def geometry_of(spec: AttentionSpec) -> AttentionGeometry:
+    """What the library reads of a spec; the fields of a step are left open."""
     return AttentionGeometry(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
@@ -215,19 +214,6 @@ def _geometry(spec: AttentionSpec) -> AttentionGeometry:
         softcap=spec.softcap or 0.0,
         window=spec.window or 0,
     )
-
-
-def _zeros(num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that take memory when first written, in huge pages where the system allows (4 KiB ones halve reads)."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(num_elements, dtype=dtype)
-    num_bytes = max(1, num_elements) * dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -whole.data_ptr() % _HUGE_PAGE
-    return whole[start : start + num_bytes].view(dtype)[:num_elements]
 
 
 def _mismatch(what: str, tensor: torch.Tensor, plan: NativePlan) -> str:
