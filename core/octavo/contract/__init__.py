@@ -29,6 +29,7 @@ from octavo.contract.platform import (
     Shard,
 )
 from octavo.contract.program import Program, RowMode, Rows, StepBatch, StepHandle, StepOutput
+from octavo.contract.quantized import GROUP_SIZE, WEIGHT_FORMATS, QuantizedWeight, Weight
 from octavo.contract.spec import (
     Attention,
     DecoderSpec,
@@ -50,8 +51,10 @@ from octavo.errors import PlatformError
 __all__ = [
     "API_VERSION",
     "ENTRY_POINT_GROUP",
+    "GROUP_SIZE",
     "OPS",
     "TIERS",
+    "WEIGHT_FORMATS",
     "ActAndMul",
     "Activation",
     "AddedField",
@@ -86,6 +89,7 @@ __all__ = [
     "Program",
     "ProgramCosts",
     "QKNorm",
+    "QuantizedWeight",
     "RMSNorm",
     "Rope",
     "RotaryEmbedding",
@@ -98,5 +102,6 @@ __all__ = [
     "StepOutput",
     "Support",
     "Tier",
+    "Weight",
     "hookimpl",
 ]

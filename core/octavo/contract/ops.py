@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from octavo.contract.quantized import Weight
 from octavo.contract.support import Support
 from octavo.contract.version import FIRST_VERSION, AddedField, version_for
 
@@ -105,7 +106,11 @@ class ActAndMul(msgspec.Struct, frozen=True):
 
 
 class Linear(msgspec.Struct, frozen=True):
-    """y[T, N] = x[T, K] @ weight.T + bias. `weight` is what the implementation's `prepare` returned."""
+    """y[T, N] = x[T, K] @ weight.T + bias. `weight` is what the implementation's `prepare` returned.
+
+    `prepare` gets a tensor where the trait weight_format is "dense", else a `QuantizedWeight` of that format, with
+    mins or without.
+    """
 
     x: torch.Tensor
     weight: Any
@@ -113,10 +118,15 @@ class Linear(msgspec.Struct, frozen=True):
 
 
 class Embedding(msgspec.Struct, frozen=True):
-    """y[T, H] = weight[token_ids] for weight [V, H] and token_ids [T] int64."""
+    """y[T, H] = weight[token_ids] for weight [V, H] and token_ids [T] int64.
+
+    Where the trait weight_format is not "dense", `weight` is a `QuantizedWeight` of that format, whose rows are
+    dequantised in float32 and rounded to the dtype of the signature, `dtype`; of dense ones `dtype` is None.
+    """
 
     token_ids: torch.Tensor
-    weight: torch.Tensor
+    weight: Weight
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,7 @@ class OpDefinition:
         name: the key in `OPS`.
         args: the class of its args object, whose docstring says what it computes.
         traits: names that a signature of it carries.
-        added: traits that came after the first version.
+        added: traits, or values of traits, that came after the first version.
 
     """
 
@@ -141,6 +151,8 @@ class OpDefinition:
         return version_for(self.added, lambda field: signature.trait(field.name, field.default))
 
 
+_FORMATS = (AddedField("weight_format", (0, 10), "dense"),)
+
 OPS: dict[str, OpDefinition] = {
     d.name: d
     for d in (
@@ -150,8 +162,8 @@ OPS: dict[str, OpDefinition] = {
         OpDefinition("rotary_embedding", RotaryEmbedding, ("head_size", "rotary_dim", "interleaved")),
         OpDefinition("activation", Activation, ("activation",)),
         OpDefinition("act_and_mul", ActAndMul, ("activation", "width")),
-        OpDefinition("linear", Linear, ("weight_format", "in_features", "out_features")),
-        OpDefinition("embedding", Embedding, ("hidden_size",)),
+        OpDefinition("linear", Linear, ("weight_format", "in_features", "out_features"), _FORMATS),
+        OpDefinition("embedding", Embedding, ("hidden_size", "weight_format"), _FORMATS),
     )
 }
 
@@ -196,7 +208,7 @@ class OpImpl:
         tier: native (kernels of the platform), portable (one source for many), reference (torch).
         fn: called with the op's args object; returns what the args class says.
         supports: whether `fn` serves a signature, and why not. A yes that raises is a fault.
-        prepare: for linear, turns a weight [N, K] into what `fn` wants (packing); None: as it is.
+        prepare: for linear, turns a weight [N, K], see `Linear`, into what `fn` wants (packing); None: as it is.
         graph_safe: whether a captured graph may contain it.
         row_invariant: whether a row's result is bitwise the same whatever the other rows and their number.
         api_version: of the contract that it was written for.
@@ -212,7 +224,7 @@ class OpImpl:
     tier: Tier
     fn: Callable[[Any], Any]
     supports: Callable[[OpSignature], Support] = _any
-    prepare: Callable[[torch.Tensor], Any] | None = None
+    prepare: Callable[[Any], Any] | None = None
     graph_safe: bool = False
     row_invariant: Support = field(default=Support.no("the implementation makes no claim"))
     api_version: tuple[int, int] = FIRST_VERSION

@@ -11,6 +11,7 @@ import torch
 from octavo.contract.attention import AttentionBackend, AttentionSpec
 from octavo.contract.ops import OpImpl
 from octavo.contract.program import Program
+from octavo.contract.quantized import Weight
 from octavo.contract.spec import DecoderSpec
 
 __all__ = [
@@ -121,7 +122,8 @@ class CompileRequest:
     Attributes:
         spec: the decoder, whole.
         weights: slot name ("embedding", "layers.3.attn.qkv", ...) to tensor, as the weight table filled it; those of
-            the shard alone.
+            the shard alone. The embedding, the head and the matrices of `linear` may be `QuantizedWeight`, of the
+            formats in the platform's `weight_formats` alone and not all of one; so may stacked experts, as [E N, K].
         dtype: of activations.
         attention: the spec of each KV group; the caches come later, through `Program.bind`.
         max_tokens, max_rows: the largest step.
@@ -130,7 +132,7 @@ class CompileRequest:
     """
 
     spec: DecoderSpec
-    weights: Mapping[str, torch.Tensor]
+    weights: Mapping[str, Weight]
     dtype: torch.dtype
     attention: Sequence[AttentionSpec]
     max_tokens: int
@@ -172,6 +174,13 @@ class Platform(ABC):
     def ops(self) -> list[OpImpl]:
         """(optional) Implementations of ops. Default: none, so that portable and reference ops serve."""
         return []
+
+    def weight_formats(self) -> tuple[str, ...]:
+        """(optional) Names in `WEIGHT_FORMATS` that its `linear` and the programs that it compiles take.
+
+        Weights of these reach both as `QuantizedWeight`; others are dense. Default: none.
+        """
+        return ()
 
     def attention_backends(self) -> list[AttentionBackend]:
         """(optional) Attention backends, preferred first. Default: none, so that the reference serves."""

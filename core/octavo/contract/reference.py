@@ -21,6 +21,7 @@ from octavo.contract.ops import (
     RMSNorm,
     RotaryEmbedding,
 )
+from octavo.contract.quantized import WEIGHT_FORMATS, QuantizedWeight
 from octavo.contract.support import Support
 from octavo.contract.version import API_VERSION
 
@@ -129,19 +130,27 @@ def act_and_mul(args: ActAndMul) -> torch.Tensor:
 
 
 def linear(args: Linear) -> torch.Tensor:
-    """See `Linear`."""
-    return F.linear(args.x, args.weight, args.bias)
+    """See `Linear`. Quantised weights are dequantised at each call, and multiplied in float32 (or float64)."""
+    if not isinstance(args.weight, QuantizedWeight):
+        return F.linear(args.x, args.weight, args.bias)
+    x = _wide(args.x)
+    bias = None if args.bias is None else args.bias.to(x.dtype)
+    return F.linear(x, args.weight.dequantize().to(x.dtype), bias).to(args.x.dtype)
 
 
 def embedding(args: Embedding) -> torch.Tensor:
     """See `Embedding`."""
-    return F.embedding(args.token_ids, args.weight)
+    if not isinstance(args.weight, QuantizedWeight):
+        return F.embedding(args.token_ids, args.weight)
+    rows = args.weight[args.token_ids].dequantize()
+    return rows if args.dtype is None else rows.to(args.dtype)
 
 
-def _dense_only(signature: OpSignature) -> Support:
+def _known_format(signature: OpSignature) -> Support:
     weight_format = signature.trait("weight_format", "dense")
-    if weight_format != "dense":
-        return Support.no(f"weight format {weight_format}, torch's linear takes dense weights")
+    if weight_format not in ("dense", *WEIGHT_FORMATS):
+        known = ", ".join(WEIGHT_FORMATS)
+        return Support.no(f"weight format {weight_format}, torch's {signature.op} takes dense weights, {known}")
     return Support.yes()
 
 
@@ -156,6 +165,7 @@ def reference_ops() -> list[OpImpl]:
 
     return [
         *(impl(fn, summed) for fn in (rms_norm, fused_add_rms_norm, layer_norm)),
-        *(impl(fn, alone) for fn in (rotary_embedding, activation, act_and_mul, embedding)),
-        replace(impl(linear, tiles), supports=_dense_only),
+        *(impl(fn, alone) for fn in (rotary_embedding, activation, act_and_mul)),
+        replace(impl(linear, tiles), supports=_known_format),
+        replace(impl(embedding, alone), supports=_known_format),
     ]

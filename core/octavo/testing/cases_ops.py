@@ -6,8 +6,11 @@ what must come out.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from octavo.contract import (
@@ -23,6 +26,7 @@ from octavo.contract import (
     RotaryEmbedding,
 )
 from octavo.contract.reference import ACTIVATIONS, GATED_ACTIVATIONS
+from octavo.testing.quantized import allowed_rounding, random_weight
 
 __all__ = ["CASES", "DTYPES", "TOLERANCE", "Draw", "OpCase"]
 
@@ -64,6 +68,7 @@ class OpCase:
         traits: of the signature.
         make: builds the args object.
         tolerance_factor: over `TOLERANCE`; above 1 only with a reason.
+        slack: from args to how far each number may be off besides, an array of the result's shape; None: not at all.
 
     """
 
@@ -72,6 +77,7 @@ class OpCase:
     traits: Mapping[str, Any]
     make: Make
     tolerance_factor: float = 1.0
+    slack: Callable[[Any], npt.NDArray[np.float64]] | None = None
 
     def __str__(self) -> str:
         return f"{self.op}-{self.label}"
@@ -202,7 +208,38 @@ def _products() -> Iterator[OpCase]:
         def embed(d: Draw, rows: int = rows, vocab: int = vocab, size: int = size) -> Embedding:
             return Embedding(d.integers(vocab, rows), d.normal(vocab, size))
 
-        yield OpCase("embedding", f"{rows}x{vocab}x{size}", {"hidden_size": size}, embed)
+        traits = {"hidden_size": size, "weight_format": "dense"}
+        yield OpCase("embedding", f"{rows}x{vocab}x{size}", traits, embed)
 
 
-CASES: tuple[OpCase, ...] = (*_norms(), *_rotaries(), *_activations(), *_products())
+def _quantized() -> Iterator[OpCase]:
+    """Products and lookups of quantised weights; kernels may round activations to int8 in the groups of weights."""
+    kinds = (("int8", "int8", False), ("int4", "int4", False), ("int4-mins", "int4", True))
+    sizes = ((1, 1, 1), (1, 99, 19), (3, 500, 111), (19, 64, 576), (2, 1536, 80), (0, 32, 8))
+    for (kind, weight_format, mins), (rows, k, n) in product(kinds, sizes):
+
+        def plain(
+            d: Draw, rows: int = rows, k: int = k, n: int = n, of: str = weight_format, mins: bool = mins
+        ) -> Linear:
+            return Linear(d.normal(rows, k), random_weight(d.integers, n, k, of, mins=mins))
+
+        def biased(
+            d: Draw, rows: int = rows, k: int = k, n: int = n, of: str = weight_format, mins: bool = mins
+        ) -> Linear:
+            return Linear(d.strided(rows, k), random_weight(d.integers, n, k, of, mins=mins), d.normal(n))
+
+        traits = {"weight_format": weight_format, "in_features": k, "out_features": n}
+        yield OpCase("linear", f"{kind}-{rows}x{k}x{n}", traits, plain, slack=allowed_rounding)
+        yield OpCase("linear", f"{kind}-{rows}x{k}x{n}-strided-bias", traits, biased, slack=allowed_rounding)
+
+        def embed(
+            d: Draw, rows: int = rows, size: int = k, vocab: int = n, of: str = weight_format, mins: bool = mins
+        ) -> Embedding:
+            weight = random_weight(d.integers, vocab, size, of, mins=mins)
+            return Embedding(d.integers(vocab, rows), weight, d.dtype)
+
+        traits = {"hidden_size": k, "weight_format": weight_format}
+        yield OpCase("embedding", f"{kind}-{rows}x{n}x{k}", traits, embed)
+
+
+CASES: tuple[OpCase, ...] = (*_norms(), *_rotaries(), *_activations(), *_products(), *_quantized())

@@ -8,6 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from octavo.contract import QuantizedWeight
+from octavo.testing.quantized import dequantized
+
 __all__ = ["ACTIVATION_FORMULAS", "FORMULAS", "attention"]
 
 Array = npt.NDArray[np.float64]
@@ -82,13 +85,18 @@ def act_and_mul(args: Any) -> tuple[Array, ...]:
     return (ACTIVATION_FORMULAS[args.activation](gate) * up,)
 
 
+def _matrix(weight: torch.Tensor | QuantizedWeight) -> Array:
+    return dequantized(weight) if isinstance(weight, QuantizedWeight) else wide(weight)
+
+
 def linear(args: Any) -> tuple[Array, ...]:
-    y = np.einsum("tk,nk->tn", wide(args.x), wide(args.weight))
+    y = np.einsum("tk,nk->tn", wide(args.x), _matrix(args.weight))
     return (y if args.bias is None else y + wide(args.bias),)
 
 
 def embedding(args: Any) -> tuple[Array, ...]:
-    rows = [wide(args.weight)[token_id] for token_id in args.token_ids]
+    table = _matrix(args.weight)
+    rows = [table[token_id] for token_id in args.token_ids]
     return (np.array(rows).reshape(len(rows), args.weight.shape[1]),)
 
 

@@ -12,12 +12,13 @@ from octavo.testing import attention
 from octavo.testing.bench import Bench
 from octavo.testing.cases_attention import SPECS, TOLERANCE
 from octavo.testing.cases_ops import CASES
-from octavo.testing.ops import check_case
+from octavo.testing.ops import check_case, knows
 from octavo.testing.outcome import CheckError, NotOfferedError, require
 
 __all__ = ["copies", "empty", "op", "own", "own_attention", "serving", "serving_attention", "slots", "swaps"]
 
 T = TypeVar("T")
+TOO_OLD = Support.no("written for a contract without weight formats")
 OnBackend = Callable[[AttentionBackend, AttentionSpec, torch.device], None]
 
 
@@ -34,7 +35,7 @@ def op(bench: Bench, name: str, dtype: torch.dtype) -> str:
             if case.op != name:
                 continue
             signature = case.signature(dtype, bench.device.type)
-            answer = ask(impl.supports, signature, who)
+            answer = ask(impl.supports, signature, who) if knows(impl, signature) else TOO_OLD
             if answer:
                 check_case(impl, case, signature, bench.device)
                 counts[who] = counts.get(who, 0) + 1

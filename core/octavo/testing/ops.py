@@ -2,15 +2,17 @@
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from octavo.contract import OpImpl, OpSignature
+from octavo.contract import OPS, OpImpl, OpSignature, QuantizedWeight
 from octavo.testing.cases_ops import TOLERANCE, OpCase
 from octavo.testing.formulas import FORMULAS
 from octavo.testing.guards import Guarded
 from octavo.testing.outcome import CheckError, require
 
-__all__ = ["check_case", "check_rows_alone", "check_truth", "error", "results"]
+__all__ = ["check_case", "check_rows_alone", "check_truth", "error", "knows", "results"]
 
 HOST = torch.device(torch.empty(0).device)
 WRITTEN = {"fused_add_rms_norm": ("x", "residual"), "rotary_embedding": ("query", "key")}  # what an op may write into
@@ -26,7 +28,9 @@ def check_case(impl: OpImpl, case: OpCase, signature: OpSignature, device: torch
     """
     dtype = signature.dtype
     try:
-        check_truth(impl, case.args(dtype), dtype, case.tolerance_factor, device)
+        args = case.args(dtype)
+        slack = case.slack(args) if case.slack else None
+        check_truth(impl, args, dtype, case.tolerance_factor, device, slack)
         if impl.row_invariant:
             check_rows_alone(impl, case, dtype, device)
     except CheckError as error:
@@ -47,8 +51,22 @@ def error(got: torch.Tensor, truth: torch.Tensor) -> float:
     return worst if worst == worst else float("inf")
 
 
-def check_truth(impl: OpImpl, args: Any, dtype: torch.dtype, factor: float = 1.0, device: torch.device = HOST) -> None:
+def knows(impl: OpImpl, signature: OpSignature) -> bool:
+    """Whether the implementation was written for a contract that has what the call uses; the core asks no others."""
+    return impl.api_version >= OPS[signature.op].version_for(signature)
+
+
+def check_truth(
+    impl: OpImpl,
+    args: Any,
+    dtype: torch.dtype,
+    factor: float = 1.0,
+    device: torch.device = HOST,
+    slack: npt.NDArray[np.float64] | None = None,
+) -> None:
     """The results equal the formula's in shape, dtype and value, and nothing beside the arguments is touched.
+
+    `slack` says how far each number of the first result may be off besides.
 
     Raises:
         CheckError: they do not.
@@ -61,7 +79,11 @@ def check_truth(impl: OpImpl, args: Any, dtype: torch.dtype, factor: float = 1.0
     for one, truth in zip(got, truths, strict=True):
         require(one.dtype == dtype, f"returns {one.dtype}, {dtype} is right")
         require(one.device.type == device.type, f"returns a tensor on {one.device}, {device} is right")
-        worst, allowed = error(one.cpu(), torch.from_numpy(truth)), TOLERANCE[dtype] * factor
+        found, allowed = one.cpu(), TOLERANCE[dtype] * factor
+        if slack is not None and found.shape == truth.shape:
+            off = found.double() - torch.from_numpy(truth)
+            found = torch.from_numpy(truth) + off.sign() * (off.abs() - torch.from_numpy(slack)).clamp(min=0)
+        worst = error(found, torch.from_numpy(truth))
         require(worst <= allowed, f"is off by {worst:.2e} of the largest value, {allowed:.1e} is allowed")
     for name, guard in guards.items():
         guard.check(name, may_be_written=name in WRITTEN.get(impl.op, ()))
@@ -107,13 +129,15 @@ def _on_device(impl: OpImpl, args: Any, device: torch.device) -> tuple[Any, dict
         if isinstance(value, torch.Tensor):
             guards[name] = Guarded(value, device)
             value = guards[name].tensor
+        elif isinstance(value, QuantizedWeight):
+            value = value.to(device)
         fields[name] = value
     if impl.prepare is not None:
         try:
             fields["weight"] = impl.prepare(fields["weight"])
         except Exception as error:
             raise CheckError(f"says yes and its prepare raises {type(error).__name__}: {error}") from error
-        del guards["weight"]  # packed, it may be of any form, and the old one be gone
+        guards.pop("weight", None)  # packed, it may be of any form, and the old one be gone
     return type(args)(**fields), guards
 
 

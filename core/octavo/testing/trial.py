@@ -9,7 +9,7 @@ from octavo.contract import AttentionBackend, OpImpl, Platform, Support
 from octavo.testing.attention import check_truth, run
 from octavo.testing.cases_attention import LENGTHS, MIXED, SPECS
 from octavo.testing.cases_ops import CASES
-from octavo.testing.ops import check_case
+from octavo.testing.ops import check_case, knows
 from octavo.testing.outcome import CheckError
 
 __all__ = ["lies_of_attention", "lies_of_ops"]
@@ -23,7 +23,9 @@ def lies_of_ops(platform: Platform, ops: Sequence[OpImpl]) -> Iterator[str]:
     dtype = _dtype(platform)
     for impl in ops:
         signatures = [(case, case.signature(dtype, platform.device.type)) for case in CASES if case.op == impl.op]
-        served = [(case, signature) for case, signature in signatures if impl.supports(signature)]
+        served = [
+            (case, signature) for case, signature in signatures if knows(impl, signature) and impl.supports(signature)
+        ]
         try:
             for case, signature in served[:NUM_CASES]:
                 check_case(impl, case, signature, platform.device)

@@ -190,14 +190,14 @@ class StateSpec(AttentionSpec):
     """A group as a later minor version may have it: a block holds a request's state, and its tokens are not kept."""
 
     state_size: int = 0
-    added = (AddedField("state_size", (0, 10), 0),)
+    added = (AddedField("state_size", (0, 11), 0),)
 
 
 class StateBackend(AttentionBackend):
     """A leaky sum of the values of a row: out[t] = value[t] + 0.5 out[t - 1]. A row's first block is its state."""
 
     name = "state"
-    api_version = (0, 10)
+    api_version = (0, 11)
 
     def supports(self, spec: AttentionSpec) -> Support:
         size = getattr(spec, "state_size", 0)
@@ -233,14 +233,14 @@ class StateBackend(AttentionBackend):
 def test_a_request_has_a_state() -> None:
     """Blocks move as before, and a backend that knows nothing of states is never offered such a group."""
     spec = StateSpec(**vars(attention_spec(1, num_heads=2)), state_size=16)
-    assert spec.version == (0, 10)
+    assert spec.version == (0, 11)
     old, new = ReferenceAttention(CPU), StateBackend()
     old.api_version = (0, 9)
     resolver = OpResolver(ToyPlatform(backends=[old, new]))
     backend = resolver.resolve_attention(spec)
     assert backend is new
     (row,) = resolver.manifest.rows
-    assert row.skipped[0].reasons == ("written for contract 0.9, the call uses what 0.10 added",)
+    assert row.skipped[0].reasons == ("written for contract 0.9, the call uses what 0.11 added",)
     assert resolver.resolve_attention(attention_spec(1)) is old
 
     cache, value = backend.allocate(spec, 64), torch.randn(9, 2, 8, dtype=torch.float64)
@@ -267,7 +267,7 @@ def test_a_later_op_is_one_more_definition(monkeypatch: pytest.MonkeyPatch) -> N
     """An engine of today passes over who offers it, and one that has it resolves it as any other."""
     from octavo.contract import OPS
 
-    moe = OpImpl("moe", "toy", "native", lambda args: args, api_version=(0, 10))
+    moe = OpImpl("moe", "toy", "native", lambda args: args, api_version=(0, 11))
     OpResolver(ToyPlatform([moe]))
     monkeypatch.setitem(OPS, "moe", OpDefinition("moe", OPS["linear"].args, ("num_experts",)))
     signature = OpSignature("moe", torch.float32, "cpu", (("num_experts", 8),))
