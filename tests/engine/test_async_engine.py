@@ -123,9 +123,9 @@ def test_a_request_that_kills_twice_is_failed_and_the_others_go_on(tiny_folder: 
         tasks = [asyncio.create_task(collect(engine, prompt, params)) for prompt, params in WISHES]
         bad = asyncio.create_task(collect(engine, PROMPTS[1], greedy(200)))
         await when(lambda: engine.num_live == len(WISHES) + 1)
-        number = next(live.number for live in engine._live.values() if live.message.params.max_tokens == 200)
+        number = next(live.number for live in engine._requests if live.message.params.max_tokens == 200)
         while not bad.done():
-            process = engine._process
+            process = engine._keeper.process
             if engine.state == "ready" and process is not None and number in process.in_step:
                 os.kill(engine.pid, signal.SIGKILL)
                 await when(lambda: engine.state == "restarting" or bad.done())

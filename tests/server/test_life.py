@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,7 +119,7 @@ def test_a_fault_within_a_stream_is_an_event_and_its_end(served: Served) -> None
     ):
         lines = answer.iter_lines()
         assert next(lines).startswith("data: {")
-        [live] = served.engine._live.values()
+        [live] = served.engine._requests
         served.call(_fail(served, live))
         *_, last = [line for line in lines if line]
     error = json.loads(last.removeprefix("data: "))["error"]
@@ -132,7 +131,7 @@ def test_a_fault_within_a_stream_is_an_event_and_its_end(served: Served) -> None
 async def _fail(served: Served, live: Any) -> None:
     from octavo.errors import EngineDeadError
 
-    served.engine._fail(live, EngineDeadError("as planned"))
+    served.engine._requests.fail(live, EngineDeadError("as planned"))
     await served.engine.abort([live.message.request_id])
 
 
@@ -169,12 +168,12 @@ def test_the_command_ends_when_the_engine_is_gone_for_good(command: Command) -> 
     children = Path(f"/proc/{command.process.pid}/task/{command.process.pid}/children")
     with httpx.Client(base_url=url, headers=headers, timeout=60) as http, ThreadPoolExecutor(1) as threads:
         waiting = None
-        for _ in range(3):
+        for num_deaths in range(1, 4):
             Served.wait_until(lambda: http.get("/health").status_code == 200)
             if waiting is None:
                 waiting = threads.submit(http.post, PATH, json=LONG)
             os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
-            time.sleep(0.3)
+            command.wait_for("(?s)" + "the engine process died.*?" * num_deaths)
         answer = waiting.result()
         assert answer.status_code in (200, 500, 503)
     assert command.process.wait(30) == 1, command.text

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -18,6 +18,7 @@ from octavo.engine.wire import FromEngine, Ready, Start, Stop, ToEngine, decode_
 
 __all__ = ["EngineProcess"]
 
+CHILD_MODULE = "octavo.engine.child"  # what runs in the process
 WATCH_SECONDS = 0.5  # between looks at the board
 STOP_SECONDS = 5.0  # that a process has to end by itself
 
@@ -59,12 +60,12 @@ class EngineProcess:
         """Numbers of the requests that compute; after a death, of those in the fatal step."""
         return self._board.in_step
 
-    async def start(self, on_message: Callable[[FromEngine], Awaitable[None]]) -> None:
+    async def start(self, on_message: Callable[[FromEngine], None]) -> None:
         """Start the process; `on_message` is awaited for each of its messages, in order."""
         address = f"ipc://{Path(self._folder.name) / 'engine'}"
         self._socket.bind(address)
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "octavo.engine.child", address, str(os.getpid()), stdin=asyncio.subprocess.DEVNULL
+            sys.executable, "-m", CHILD_MODULE, address, str(os.getpid()), stdin=asyncio.subprocess.DEVNULL
         )
         self.send(Start(self._config.flat(), str(self._board.path), self._max_requests))
         self._tasks = [
@@ -109,11 +110,11 @@ class EngineProcess:
         while True:
             await self._socket.send(encode(await self._outbox.get()))
 
-    async def _receive(self, on_message: Callable[[FromEngine], Awaitable[None]]) -> None:
+    async def _receive(self, on_message: Callable[[FromEngine], None]) -> None:
         while True:
             message = decode_from_engine(await self._socket.recv())
             self._is_ready = self._is_ready or isinstance(message, Ready)
-            await on_message(message)
+            on_message(message)
 
     async def _watch(self) -> None:
         """End a process whose signs of life stand still: a stall is a death that has not been noticed."""
