@@ -148,7 +148,7 @@ def test_prompt_log_probabilities_survive_preemption(make_llm, oracle: Oracle, m
 
 def test_scoring_a_long_prompt_takes_no_memory_of_prompt_times_vocabulary(make_llm, monkeypatch) -> None:
     """Rows of logits are made a few at a time: the head is never asked for all of them."""
-    import octavo.model.rows as rows
+    import octavo.contract.row_outputs as rows
 
     monkeypatch.setattr(rows, "CHUNK_ELEMENTS", 401 * 7)
     sizes = []

@@ -24,7 +24,7 @@ from octavo.contract import (
     RotaryEmbedding,
     Support,
 )
-from octavo.contract.reference import by_element
+from octavo.contract.rope import rope_table
 from octavo.hardware.resolve import OpResolver, ResolvedOp
 
 __all__ = ["Blocks", "EmbeddingBlock", "LinearBlock", "MlpBlock", "NormBlock", "QKNormBlock", "RopeBlock"]
@@ -107,7 +107,7 @@ class Blocks:
             return None
         fn = self.op("rotary_embedding", head_size=head_size, rotary_dim=rope.rotary_dim, interleaved=rope.interleaved)
         if rope not in self._cos_sin:
-            self._cos_sin[rope] = _cos_sin(rope, self._max_model_len).to(self.device)
+            self._cos_sin[rope] = rope_table(rope, self._max_model_len).to(self.device)
         return RopeBlock(fn, self._cos_sin[rope], rope.interleaved)
 
     def embedding(self, slot: str) -> "EmbeddingBlock":
@@ -119,16 +119,6 @@ class Blocks:
         resolved = self._resolver.resolve(OpSignature(op, self.dtype, self.device.type, tuple(traits.items())))
         self.limit(f"{op} ({resolved.impl.provider})", resolved.impl.row_invariant)
         return resolved
-
-
-def _cos_sin(rope: Rope, num_positions: int) -> torch.Tensor:
-    """[num_positions, rotary_dim] float32: cosines, then sines. Float32 throughout, as the models were trained.
-
-    A position's bits are the same however many positions there are, and whatever the number of threads.
-    """
-    frequencies = torch.tensor(rope.inv_freq, dtype=torch.float32)
-    angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
-    return torch.cat((by_element(torch.cos, angles), by_element(torch.sin, angles)), -1) * rope.gain
 
 
 class LinearBlock:

@@ -26,12 +26,12 @@ from octavo.contract import (
     Support,
 )
 from octavo.contract.reference import by_element
+from octavo.contract.row_outputs import RowOutputs, num_chunk_rows, row_outputs
 from octavo.errors import UnsupportedError
 from octavo.hardware.resolve import OpResolver
 from octavo.model.blocks import Blocks, NormBlock
 from octavo.model.kv_groups import KVGroup
 from octavo.model.moe import MoeBlock
-from octavo.model.rows import RowOutputs, num_chunk_rows, row_outputs
 
 __all__ = ["GenericProgram"]
 

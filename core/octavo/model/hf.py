@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from octavo.contract import AttentionBackend, KVCache, RowMode, Rows, StepBatch, StepOutput, Support
+from octavo.contract.row_outputs import RowOutputs, num_chunk_rows, row_outputs
 from octavo.errors import ModelError, UnsupportedError
 from octavo.model.description import HfModel
 from octavo.model.hf_attention import IMPLEMENTATION, PagedAttention, Step, register
@@ -20,7 +21,6 @@ from octavo.model.hf_describe import causal_class, hf_config, quiet
 from octavo.model.hf_rope import settle_rope
 from octavo.model.hf_trial import Trial
 from octavo.model.kv_groups import KVGroup
-from octavo.model.rows import RowOutputs, num_chunk_rows, row_outputs
 
 __all__ = ["HfProgram", "load_hf"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.contract import RowMode, Rows, StepOutput
+from octavo.contract.program import RowMode, Rows, StepOutput
 
 __all__ = ["RowOutputs", "best", "num_chunk_rows", "row_outputs"]
 

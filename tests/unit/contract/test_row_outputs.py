@@ -7,10 +7,10 @@ from doubles.paged_program import Paged
 from doubles.tiny_models import Tiny, base, folder_files
 
 from octavo.contract import RowMode, Rows, StepOutput
+from octavo.contract import row_outputs as rows_module
+from octavo.contract.row_outputs import best, row_outputs
 from octavo.errors import UnsupportedError
-from octavo.model import rows as rows_module
 from octavo.model.describe import describe_model
-from octavo.model.rows import best, row_outputs
 
 L, G, T, S, H = RowMode.LOGITS, RowMode.GREEDY, RowMode.TOPK, RowMode.SCORE, RowMode.HIDDEN
 
