@@ -21,6 +21,7 @@ from octavo.engine.live import LiveRequest
 from octavo.engine.output_processor import Output, OutputProcessor
 from octavo.engine.outputs import EmbeddingOutput, RequestOutput
 from octavo.engine.profiling import Profiled
+from octavo.engine.profiling import Profiled
 from octavo.engine.wire import Abort, AddRequest, ResetPrefixCache, WireStats
 from octavo.errors import DeadlineError, OctavoError, RequestError, RequestFailedError, UnsupportedError
 from octavo.pooling_params import Pooling, PoolingParams
@@ -173,6 +174,16 @@ class AsyncEngine:
         """One request's figures and everything that happened to it; None: it is not known, or forgotten."""
         record = self.history.get(request_id)
         return None if record is None else record.timeline()
+
+    async def profile(self, num_steps: int, seconds: float) -> Profiled:
+        """Where the time of the next steps goes: of so many, or of those in so many seconds.
+
+        Raises:
+            RequestError: another profile is being taken.
+            EngineDeadError: the engine went away meanwhile.
+
+        """
+        return await self._keeper.profiles.take(num_steps, seconds)
 
     def observe(self, observer: Observer) -> None:
         """Tell somebody of steps, tokens and ends of requests, from now on."""
