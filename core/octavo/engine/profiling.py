@@ -186,7 +186,8 @@ class Profiles:
                 await asyncio.wait([waits], timeout=ANSWER_SECONDS)
             if not waits.done():
                 raise EngineDeadError("the engine did not end its step in time to tell how it went")
-            return waits.result()
+            profiled: Profiled = waits.result()
+            return profiled
         finally:
             if not waits.done():  # whoever asked has left, or the engine is stuck
                 self._send(Profile(self._number, 0))
