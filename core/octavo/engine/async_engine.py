@@ -175,16 +175,6 @@ class AsyncEngine:
         record = self.history.get(request_id)
         return None if record is None else record.timeline()
 
-    async def profile(self, num_steps: int, seconds: float) -> Profiled:
-        """Where the time of the next steps goes: of so many, or of those in so many seconds.
-
-        Raises:
-            RequestError: another profile is being taken.
-            EngineDeadError: the engine went away meanwhile.
-
-        """
-        return await self._keeper.profiles.take(num_steps, seconds)
-
     def observe(self, observer: Observer) -> None:
         """Tell somebody of steps, tokens and ends of requests, from now on."""
         self.history.observers.append(observer)
