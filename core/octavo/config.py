@@ -113,6 +113,18 @@ class SchedulerConfig:
     preemption_mode: Literal["recompute", "swap"] = _setting(
         "recompute", "what happens to a request that must make room: computed again, or moved to swap_space"
     )
+    speculative_method: Literal["none", "ngram"] = _setting(
+        "none",
+        "how next tokens are guessed, to be computed several in a step; ngram: what stood behind the last few tokens "
+        "where prompt or output had them before. Which tokens come is the same",
+    )
+    num_speculative_tokens: int = _setting(5, "tokens guessed at once", at_least=1, at_most=64)
+    prompt_lookup_max: int = _setting(
+        4, "longest run of tokens that ngram looks up", alias=("ngram_prompt_lookup_max",), at_least=1, at_most=64
+    )
+    prompt_lookup_min: int = _setting(
+        2, "shortest run of tokens that ngram looks up", alias=("ngram_prompt_lookup_min",), at_least=1, at_most=64
+    )
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class PagedExecutor:
     fail_next: bool = False
     num_steps: int = 0
     max_rows: int = 0
+    num_drafts: int = 0
     sequences: dict[int, _State] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,15 +91,22 @@ class PagedExecutor:
             self.device[target] = list(self.device[source])
         for scheduled in step.scheduled:
             self._write(scheduled)
-        tokens: dict[int, int] = {}
+        tokens: dict[int, list[int]] = {}
         for scheduled in step.scheduled:
-            ids = self._read(scheduled)
+            ids, drafts = self._read(scheduled), scheduled.draft_token_ids
+            assert not drafts or scheduled.sample_for == (scheduled.seq_id,)
+            self.num_drafts += len(drafts)
             for seq_id in scheduled.sample_for:
                 sample = self.sequences[seq_id]
-                assert ids == sample.token_ids, "a token is drawn before all known ones are computed"
-                tokens[seq_id] = next_token(ids, sample.told.sample_index, sample.told.params.seed)
-        for seq_id, token_id in tokens.items():
-            self.sequences[seq_id].token_ids.append(token_id)
+                known = ids[: len(ids) - len(drafts)]
+                assert known == sample.token_ids, "a token is drawn before all known ones are computed"
+                tokens[seq_id] = drawn = []
+                for guess in (*drafts, None):
+                    drawn.append(next_token([*known, *drawn], sample.told.sample_index, sample.told.params.seed))
+                    if drawn[-1] != guess:
+                        break
+        for seq_id, drawn in tokens.items():
+            self.sequences[seq_id].token_ids.extend(drawn)
         return ModelRunnerOutput(tokens)
 
     def _write(self, scheduled: ScheduledSequence) -> None:
@@ -107,16 +115,20 @@ class PagedExecutor:
             state.table[index] = block
         state.table.extend(scheduled.new_block_ids)
         assert scheduled.num_tokens > 0
-        for position in range(scheduled.num_computed, scheduled.num_computed + scheduled.num_tokens):
-            block = state.table[position // self.block_size]
-            self.device[block][position % self.block_size] = (state.token_ids[position], position)
+        for position, token_id in enumerate(self._ids(scheduled)):
+            if position >= scheduled.num_computed:
+                block = state.table[position // self.block_size]
+                self.device[block][position % self.block_size] = (token_id, position)
+
+    def _ids(self, scheduled: ScheduledSequence) -> list[int]:
+        """The sequence's ids up to the end of what the step computes, guesses included."""
+        known = self.sequences[scheduled.seq_id].token_ids[: scheduled.num_computed + scheduled.num_tokens]
+        return [*known, *scheduled.draft_token_ids]
 
     def _read(self, scheduled: ScheduledSequence) -> list[int]:
         """The ids in the cache, read after all writes of the step: a write into a shared block shows."""
-        state = self.sequences[scheduled.seq_id]
-        ids = []
-        for position in range(scheduled.num_computed + scheduled.num_tokens):
-            slot = self.device[state.table[position // self.block_size]][position % self.block_size]
-            assert slot == (state.token_ids[position], position), f"position {position} holds {slot}"
-            ids.append(state.token_ids[position])
+        table, ids = self.sequences[scheduled.seq_id].table, self._ids(scheduled)
+        for position, token_id in enumerate(ids):
+            slot = self.device[table[position // self.block_size]][position % self.block_size]
+            assert slot == (token_id, position), f"position {position} holds {slot}"
         return ids

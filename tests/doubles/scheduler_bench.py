@@ -81,7 +81,7 @@ class Bench:
                 break
             self.step()
         assert not self.scheduler.requests, "requests are left"
-        if self.scheduler._removed:
+        if self.scheduler.roster.removed:
             self.step()
         assert not self.executor.sequences, "the executor holds sequences that ended"
 

@@ -23,9 +23,9 @@ def check_idle(llm: LLM) -> None:
     assert not engine.has_work
     assert (engine.stats.num_running, engine.stats.num_waiting, engine.stats.num_used_blocks) == (0, 0, 0)
     engine.scheduler.check()
-    scheduler = engine.scheduler
-    assert not scheduler.requests and not scheduler._sent and not scheduler._suspects and not scheduler._removed
-    assert not scheduler.waiting._entries
+    roster = engine.scheduler.roster
+    assert not roster.requests and not roster.sent and not roster.suspects and not roster.removed
+    assert not roster.waiting._entries
     assert not len(llm._outputs) and not llm._news and not llm._abandoned
     runner = llm.executor._worker._runner
     assert runner is not None and runner.num_sequences == len(runner._store) == 0

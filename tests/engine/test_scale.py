@@ -21,7 +21,7 @@ BLOCK = 4
 
 def instant(step: SchedulerOutput) -> ModelRunnerOutput:
     """A model of no thought, for what concerns the scheduler alone."""
-    return ModelRunnerOutput({seq_id: 7 for scheduled in step.scheduled for seq_id in scheduled.sample_for})
+    return ModelRunnerOutput({seq_id: [7] for scheduled in step.scheduled for seq_id in scheduled.sample_for})
 
 
 class Engine:
@@ -74,9 +74,9 @@ class Engine:
         for kept in (
             scheduler.requests,
             scheduler.running,
-            scheduler._sent,
-            scheduler._removed,
-            scheduler._suspects,
+            scheduler.roster.sent,
+            scheduler.roster.removed,
+            scheduler.roster.suspects,
             scheduler.waiting._entries,
             scheduler._updates._updates,
             manager._tables,

@@ -37,7 +37,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
             result = execute(llm.executor, step)
             for seq_id in result.token_ids:
                 at = counts[seq_id] = counts.get(seq_id, -1) + 1
-                result.token_ids[seq_id] = token_ids[at] if at < len(token_ids) else 5
+                result.token_ids[seq_id] = [token_ids[at] if at < len(token_ids) else 5]
             return result
 
         monkeypatch.setattr(llm.executor, "execute_model", scripted)

@@ -105,6 +105,11 @@ class BlockManager:
 
     # Growth
 
+    def is_writable(self, seq_id: int, num_computed: int, num_tokens: int) -> bool:
+        """Whether the slots of those tokens can be written as they are, so that nothing needs to be allocated."""
+        table, size = self._tables[seq_id], self.block_size
+        return num_computed + num_tokens <= len(table) * size and self.pool.is_private(table[num_computed // size])
+
     def num_needed(self, seq_id: int, num_computed: int, num_tokens: int) -> int:
         """Free blocks that computing tokens num_computed to num_computed + num_tokens - 1 takes."""
         grown = self.num_blocks_for(num_computed + num_tokens) - len(self._tables[seq_id])
@@ -276,7 +281,7 @@ class BlockManager:
         if index >= len(table):
             return None
         block = table[index]
-        return index if self.pool.ref_count(block) > 1 or self.pool.is_published(block) else None
+        return None if self.pool.is_private(block) else index
 
     def _hit(self, hash_: bytes | None) -> int | None:
         return None if hash_ is None or self.prefix is None else self.prefix.find(hash_)

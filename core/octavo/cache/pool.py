@@ -51,6 +51,10 @@ class BlockPool:
         """Whether its contents can be found by the prefix cache, and so must never be written again."""
         return block in self._published
 
+    def is_private(self, block: int) -> bool:
+        """Whether a held block may be written: one table holds it, and nobody else can find it."""
+        return self._ref_counts[block] == 1 and block not in self._published
+
     def allocate(self) -> int:
         """A block with one reference and arbitrary contents.
 

@@ -331,11 +331,11 @@ class ModelRunner:
         num_top = sequence.origin.params.logprobs
         if draw is not None and num_top is not None:
             try:
-                result.logprobs[seq_id] = from_logits(draw.logits, token_id, num_top)
+                result.logprobs[seq_id] = [from_logits(draw.logits, token_id, num_top)]
             except ValueError as error:
                 result.failures[seq_id] = str(error)
                 return
-        result.token_ids[seq_id] = token_id
+        result.token_ids[seq_id] = [token_id]
         self._store.append_tokens(seq_id, (token_id,))
         if sequence.processor is not None:
             sequence.processor.append(token_id)
@@ -345,8 +345,8 @@ class ModelRunner:
 class _Result:
     """What the step has given so far."""
 
-    token_ids: dict[int, int] = field(default_factory=dict)
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     hidden_sums: dict[int, HiddenSum] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)

@@ -56,18 +56,19 @@ class NewSequence:
     pooled: range = range(0)
 
 
-@dataclass(frozen=True)
-class ScheduledSequence:
+class ScheduledSequence(msgspec.Struct, frozen=True):
     """A sequence that computes in this step.
 
     Attributes:
         seq_id: the sequence.
         num_computed: tokens in the KV cache before the step.
-        num_tokens: tokens that this step computes: positions num_computed to num_computed + num_tokens - 1.
+        num_tokens: known tokens that this step computes: positions num_computed to num_computed + num_tokens - 1.
         new_block_ids: appended to its block table before the step.
         replaced_blocks: (index in the block table, new block id), copy-on-write.
-        sample_for: sequences whose next token is drawn from the last row: itself, with its forks at the end
-            of a prompt of n > 1; empty while more known tokens remain to compute.
+        sample_for: sequences whose next token is drawn from the last known token's row: itself, with its forks at
+            the end of a prompt of n > 1; empty while more known tokens remain to compute.
+        draft_token_ids: guesses of what follows, computed behind the known tokens. While the token drawn from a row
+            is the guess behind it, the guess's own row gives one more. Only where the sequence alone draws.
 
     """
 
@@ -77,10 +78,10 @@ class ScheduledSequence:
     new_block_ids: tuple[int, ...] = ()
     replaced_blocks: tuple[tuple[int, int], ...] = ()
     sample_for: tuple[int, ...] = ()
+    draft_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class SchedulerOutput:
+class SchedulerOutput(msgspec.Struct, frozen=True):
     """One step. The executor applies removals, then additions, then swap-outs, swap-ins, copies, then computes.
 
     Attributes:
@@ -104,8 +105,8 @@ class SchedulerOutput:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step computes."""
-        return sum(s.num_tokens for s in self.scheduled)
+        """Tokens that the step computes, guesses included."""
+        return sum(s.num_tokens + len(s.draft_token_ids) for s in self.scheduled)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -153,16 +154,17 @@ class ModelRunnerOutput:
     """What a step gave.
 
     Attributes:
-        token_ids: seq_id to the sampled token, for every sequence of a `sample_for`.
-        logprobs: seq_id to its log-probabilities, where asked for.
+        token_ids: seq_id to its new tokens, for every sequence of a `sample_for`: one, and one more for each guess
+            that was right.
+        logprobs: seq_id to the log-probabilities of each new token, where asked for.
         prompt_logprobs: seq_id to those of the prompt positions whose targets this chunk scored, in order.
         hidden_sums: seq_id to the sum over those of its `pooled` positions that this chunk computed.
         failures: sequences that must end with an error.
 
     """
 
-    token_ids: dict[int, int] = field(default_factory=dict)
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    token_ids: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     hidden_sums: dict[int, HiddenSum] = field(default_factory=dict)
     failures: tuple[SequenceFailure, ...] = ()

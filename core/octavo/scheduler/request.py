@@ -12,6 +12,7 @@ from octavo.pooling_params import PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import Event
 from octavo.scheduler.pooling import Pool
+from octavo.scheduler.speculation import NgramIndex
 
 __all__ = ["FinishReason", "Request", "RequestState", "Sequence"]
 
@@ -41,6 +42,7 @@ class Sequence:
         self.num_once_computed = 0  # the most that num_computed has been
         self.chain = chain
         self.swapped: SwappedTable | None = None
+        self.ngrams: NgramIndex | None = None  # once its next tokens were guessed
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
 
@@ -81,6 +83,7 @@ class Request:
         runs_alone: whether its first step is its own, after all others that are there (it may be at fault).
         num_prompt_done: prompt tokens that were computed or found in the prefix cache, each counted once,
             whatever a preemption or the death of an engine threw away since.
+        sequences, live: its samples, and those that go on; a new list whenever one ends.
         grammar: its structured output, compiled: held here, so that whoever samples finds it ready; or None.
         pool: what has been pooled, where an embedding is wanted (then max_tokens is 0 and n is 1); or None.
 
@@ -107,8 +110,12 @@ class Request:
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.prompt_token_ids)
         self.params = params
         self.eos_token_ids = eos_token_ids
+        ignores_eos = params.ignore_eos and params.structured is None
+        self._ends = frozenset(params.stop_token_ids) | (frozenset() if ignores_eos else eos_token_ids)
+        self._eos = frozenset() if ignores_eos else eos_token_ids
         self.priority = priority
         self.tenant = tenant
         self.turn = -1
@@ -118,6 +125,7 @@ class Request:
         self.max_output_tokens = 0
         self.state = RequestState.WAITING
         self.sequences: list[Sequence] = []
+        self.live: list[Sequence] = []
         self.pool = Pool(pooling, len(self.prompt_token_ids)) if pooling else None
         self.known_outputs = dict(known_outputs or {})
         self.known_finished = frozenset(known_finished)
@@ -136,24 +144,27 @@ class Request:
         self._num_told = 0
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.prompt_token_ids)
-
-    @property
     def needs_whole_prompt(self) -> bool:
         """Whether rows are wanted that the prefix cache could serve, so that every one must be computed."""
         return self.params.prompt_logprobs is not None or (self.pool is not None and self.pool.needs_whole_prompt)
 
     @property
-    def live(self) -> list[Sequence]:
-        """Samples that go on."""
-        return [seq for seq in self.sequences if not seq.is_finished]
-
-    @property
     def is_finished(self) -> bool:
         """Whether every sample has its finish reason."""
         return self.state is RequestState.FINISHED
+
+    def cut(self, seq: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None, int | None]:
+        """New tokens of a sample up to the one that ends it, why that one does, and the stop token id where it is one.
+
+        min_tokens needs no look here: until then the sampler never draws a token that ends.
+        """
+        num_left = self.max_output_tokens - seq.num_output_tokens
+        for place, token_id in enumerate(token_ids, 1):
+            if token_id in self._ends:
+                return token_ids[:place], "stop", None if token_id in self._eos else token_id
+            if place >= num_left:
+                return token_ids[:place], "length", None
+        return token_ids, None, None
 
     def record(self, name: str, detail: str = "") -> None:
         """Add a line to the history."""
@@ -162,6 +173,8 @@ class Request:
 
     def take_events(self) -> tuple[Event, ...]:
         """The lines since the last call."""
+        if len(self.events) == self._num_told:
+            return ()
         new, self._num_told = tuple(self.events[self._num_told :]), len(self.events)
         return new
 

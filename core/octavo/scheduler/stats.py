@@ -26,6 +26,9 @@ class SchedulerStats:
         num_preemptions: requests taken off the device, by either means.
         num_swaps: those that went to host blocks.
         num_failed_steps: steps that the executor could not finish.
+        num_drafts: times that a sequence's next tokens were guessed.
+        num_draft_tokens: tokens guessed.
+        num_accepted_tokens: those that were right; they alone count as computed.
 
     """
 
@@ -39,6 +42,9 @@ class SchedulerStats:
     num_preemptions: int = 0
     num_swaps: int = 0
     num_failed_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def admitted(self, request: Request, num_hit: int) -> None:
         """A request starts, for the first time or again, with so many of its prompt's tokens in the prefix cache."""
@@ -52,13 +58,23 @@ class SchedulerStats:
         self.num_computed_tokens += request.num_prompt_tokens
         self.num_computed_prompt_tokens += request.advance_prompt(request.num_prompt_tokens)
 
-    def computed(self, request: Request, seq: Sequence, num_tokens: int, num_samples: int) -> None:
-        """A sequence has computed its next tokens, and as many samples as given have a new one."""
-        start, seq.num_computed = seq.num_computed, seq.num_computed + num_tokens
-        again = max(min(seq.num_computed, seq.num_once_computed) - start, 0)
-        seq.num_once_computed = max(seq.num_computed, seq.num_once_computed)
-        request.num_recomputed_tokens += again
-        self.num_recomputed_tokens += again
+    def drafted(self, num_tokens: int, num_accepted: int) -> None:
+        """Tokens of a sequence were guessed, and so many of them were right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_tokens
+        self.num_accepted_tokens += num_accepted
+
+    def computed(self, request: Request, seq: Sequence, num_tokens: int, num_new: int) -> None:
+        """A sequence has computed its next tokens, and its request has so many new ones."""
+        start = seq.num_computed
+        end = seq.num_computed = start + num_tokens
         self.num_computed_tokens += num_tokens
-        self.num_computed_prompt_tokens += request.advance_prompt(seq.num_computed)
-        self.num_generated_tokens += num_samples
+        self.num_generated_tokens += num_new
+        if start < seq.num_once_computed:
+            again = min(end, seq.num_once_computed) - start
+            request.num_recomputed_tokens += again
+            self.num_recomputed_tokens += again
+        if end > seq.num_once_computed:
+            seq.num_once_computed = end
+        if start < request.num_prompt_tokens:
+            self.num_computed_prompt_tokens += request.advance_prompt(end)

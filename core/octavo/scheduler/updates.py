@@ -2,50 +2,29 @@
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 
 from octavo.cache.manager import SwappedTable
 from octavo.cache.prefix import PrefixMatch
 from octavo.scheduler.messages import RequestUpdate, SampleUpdate, TokenLogprobs
-from octavo.scheduler.request import FinishReason, Request, Sequence
+from octavo.scheduler.request import Request, Sequence
 
-__all__ = ["Updates", "finish_reason_of"]
+__all__ = ["Updates"]
 
 WAIT_LOG_SECONDS = 5.0  # at least so long between two lines that say that requests wait
 
 logger = logging.getLogger(__name__)
 
 
-def finish_reason_of(request: Request, seq: Sequence) -> tuple[FinishReason | None, int | None]:
-    """Why a sample ends with its newest token, and the stop token id where one ended it; (None, None): it goes on.
-
-    min_tokens needs no look here: until then the sampler never draws a token that ends.
-    """
-    token_id = seq.token_ids[-1]
-    ignores_eos = request.params.ignore_eos and request.params.structured is None
-    if token_id in request.eos_token_ids and not ignores_eos:
-        return "stop", None
-    if token_id in request.params.stop_token_ids:
-        return "stop", token_id
-    if seq.num_output_tokens >= request.max_output_tokens:
-        return "length", None
-    return None, None
-
-
-@dataclass
-class _Sample:
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-
-
-@dataclass
 class _Update:
-    request: Request
-    samples: dict[int, _Sample] = field(default_factory=dict)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """What one request gains."""
+
+    __slots__ = ("prompt_logprobs", "request", "samples")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.samples: list[SampleUpdate] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
 
 
 class Updates:
@@ -60,7 +39,10 @@ class Updates:
 
     def of(self, request: Request) -> _Update:
         """The gathering update of a request."""
-        return self._updates.setdefault(request.request_id, _Update(request))
+        update = self._updates.get(request.request_id)
+        if update is None:
+            update = self._updates[request.request_id] = _Update(request)
+        return update
 
     def record(self, request: Request, name: str, detail: str = "") -> None:
         """Something happened to a request."""
@@ -98,25 +80,35 @@ class Updates:
             self._last_wait_log = time.monotonic()
             logger.info("%d requests wait, the first of them, %s, for %s", num_waiting, request.request_id, reason)
 
-    def chunk(self, request: Request, seq: Sequence, num_tokens: int) -> None:
+    def chunk(self, request: Request, num_tokens: int, num_computed: int, num_known: int) -> None:
         """A part of several known tokens was computed: of a prompt, or of what a preemption threw away."""
-        if num_tokens > 1 or seq.num_computed < request.num_prompt_tokens:
-            request.record("chunk", f"{num_tokens} tokens, {seq.num_computed} of {len(seq.token_ids)} computed")
+        self.record(request, "chunk", f"{num_tokens} tokens, {num_computed} of {num_known} computed")
 
-    def add_token(self, request: Request, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        """A sample has a new token."""
+    def gain(self, request: Request, seq: Sequence, token_ids: list[int], logprobs: Iterable[TokenLogprobs]) -> None:
+        """A sample has new tokens."""
         if not request.has_output:
             request.has_output = True
             request.record("first token")
-        sample = self.of(request).samples.setdefault(seq.sample_index, _Sample())
-        sample.token_ids.append(token_id)
-        if logprobs is not None:
-            sample.logprobs.append(logprobs)
+        self._add(request, SampleUpdate(seq.sample_index, tuple(token_ids), tuple(logprobs)))
 
     def finish(self, request: Request, seq: Sequence) -> None:
         """A sample has ended."""
-        sample = self.of(request).samples.setdefault(seq.sample_index, _Sample())
-        sample.finish_reason, sample.stop_reason = seq.finish_reason, seq.stop_reason
+        self._add(request, SampleUpdate(seq.sample_index, (), (), seq.finish_reason, seq.stop_reason))
+
+    def _add(self, request: Request, gained: SampleUpdate) -> None:
+        """Put what a sample has behind what it gained before."""
+        samples = self.of(request).samples
+        for place, before in enumerate(samples):
+            if before.index == gained.index:
+                samples[place] = SampleUpdate(
+                    gained.index,
+                    before.token_ids + gained.token_ids,
+                    before.logprobs + gained.logprobs,
+                    gained.finish_reason,
+                    gained.stop_reason,
+                )
+                return
+        samples.append(gained)
 
     def take(self) -> list[RequestUpdate]:
         """Everything gathered, as messages."""
@@ -124,20 +116,20 @@ class Updates:
         return [message for update in updates.values() if (message := self._message(update)) is not None]
 
     def _message(self, update: _Update) -> RequestUpdate | None:
-        events = update.request.take_events()
-        if not (update.samples or update.prompt_logprobs or events):
+        request, samples = update.request, update.samples
+        events = request.take_events()
+        if not (samples or update.prompt_logprobs or events):
             return None
+        if len(samples) > 1:
+            samples.sort(key=lambda sample: sample.index)
         return RequestUpdate(
-            update.request.request_id,
-            tuple(
-                SampleUpdate(index, tuple(s.token_ids), tuple(s.logprobs), s.finish_reason, s.stop_reason)
-                for index, s in sorted(update.samples.items())
-            ),
+            request.request_id,
+            tuple(samples),
             tuple(update.prompt_logprobs),
-            update.request.pool.embedding() if update.request.pool else None,
-            update.request.num_cached_tokens or 0,
-            update.request.error,
-            not update.request.live,
+            request.pool.embedding() if request.pool else None,
+            request.num_cached_tokens or 0,
+            request.error,
+            not request.live,
             events,
-            update.request.num_prompt_done,
+            request.num_prompt_done,
         )

@@ -45,12 +45,17 @@ def run(executor: FakeExecutor, *scheduled: ScheduledSequence, **fields: object)
     return executor.execute_model(SchedulerOutput(0, scheduled, **fields))  # type: ignore[arg-type]
 
 
+def drawn(result: ModelRunnerOutput) -> dict[int, int]:
+    """The one token of each sequence."""
+    return {seq_id: token_id for seq_id, (token_id,) in result.token_ids.items()}
+
+
 def decode(executor: FakeExecutor, seq_id: int, num_known: int, num_steps: int) -> list[int]:
     """Further tokens, one a step, in blocks that the table has already."""
     tokens = []
     for i in range(num_steps):
         item = ScheduledSequence(seq_id, num_known - 1 + i, 1, sample_for=(seq_id,))
-        tokens.append(run(executor, item).token_ids[seq_id])
+        tokens.append(run(executor, item).token_ids[seq_id][0])
     return tokens
 
 
@@ -74,15 +79,15 @@ def test_a_prompt_in_chunks_gives_what_it_gives_whole(cuts: list[int], modes: fr
         result = run(executor, ScheduledSequence(1, start, size, sample_for=(1,) if done else ()), **fields)
         assert done or result.token_ids == {}
         start, fields = start + size, {}
-    assert [result.token_ids[1], *decode(executor, 1, 8, 4)] == fake_greedy(PROMPT, 5, VOCAB)
+    assert [result.token_ids[1][0], *decode(executor, 1, 8, 4)] == fake_greedy(PROMPT, 5, VOCAB)
 
 
 def test_blocks_arrive_as_a_sequence_grows() -> None:
     executor, expected = FakeExecutor(), fake_greedy(PROMPT, 8, VOCAB)
-    found = [run(executor, ScheduledSequence(1, 0, 7, sample_for=(1,)), new=(new(1, PROMPT, [3, 0]),)).token_ids[1]]
+    found = [run(executor, ScheduledSequence(1, 0, 7, sample_for=(1,)), new=(new(1, PROMPT, [3, 0]),)).token_ids[1][0]]
     for i, blocks in enumerate([(), (7,), (), (), (), (1,), ()]):
         item = ScheduledSequence(1, 7 + i, 1, new_block_ids=blocks, sample_for=(1,))
-        found.append(run(executor, item).token_ids[1])
+        found.append(run(executor, item).token_ids[1][0])
     assert found == expected
 
 
@@ -92,7 +97,7 @@ def test_sequences_side_by_side_come_and_go() -> None:
     added = tuple(new(s, p, [4 * s, 4 * s + 1]) for s, p in prompts.items())
     items = [ScheduledSequence(s, 0, len(p), sample_for=(s,)) for s, p in prompts.items()]
     first = run(executor, *items, new=added)
-    assert first.token_ids == {s: fake_greedy(p, 1, VOCAB)[0] for s, p in prompts.items()}
+    assert first.token_ids == {s: fake_greedy(p, 1, VOCAB) for s, p in prompts.items()}
     # 2 leaves, 4 takes its blocks, and the order turns round.
     items = [
         ScheduledSequence(3, 5, 1, sample_for=(3,)),
@@ -100,7 +105,7 @@ def test_sequences_side_by_side_come_and_go() -> None:
         ScheduledSequence(1, 3, 1, sample_for=(1,)),
     ]
     second = run(executor, *items, removed=(2,), new=(new(4, [10, 11], [8, 9]),))
-    expected = {s: fake_greedy(prompts[s], 2, VOCAB)[1] for s in (1, 3)} | {4: fake_greedy([10, 11], 1, VOCAB)[0]}
+    expected = {s: fake_greedy(prompts[s], 2, VOCAB)[1:] for s in (1, 3)} | {4: fake_greedy([10, 11], 1, VOCAB)}
     assert second.token_ids == expected
     assert executor.runner.num_sequences == 3
 
@@ -109,17 +114,17 @@ def test_forks_draw_from_one_row_with_numbers_of_their_own() -> None:
     params = SamplingParams(n=3, seed=17, temperature=1.5)
     executor = FakeExecutor()
     added = tuple(new(s, PROMPT, [0, 1], params, sample_index=s) for s in range(3))
-    first = run(executor, ScheduledSequence(0, 0, 7, sample_for=(0, 1, 2)), new=added).token_ids
+    first = drawn(run(executor, ScheduledSequence(0, 0, 7, sample_for=(0, 1, 2)), new=added))
     # Samples 1 and 2 write into block 1 in place of sharing it: copy-on-write.
     items = [
         ScheduledSequence(0, 7, 1, sample_for=(0,)),
         ScheduledSequence(1, 7, 1, replaced_blocks=((1, 5),), sample_for=(1,)),
         ScheduledSequence(2, 7, 1, replaced_blocks=((1, 6),), sample_for=(2,)),
     ]
-    second = run(executor, *items, copies=((1, 5), (1, 6))).token_ids
+    second = drawn(run(executor, *items, copies=((1, 5), (1, 6))))
     blocks = {0: 10, 1: 11, 2: 12}
     items = [ScheduledSequence(s, 8, 1, new_block_ids=(blocks[s],), sample_for=(s,)) for s in range(3)]
-    third = run(executor, *items).token_ids
+    third = drawn(run(executor, *items))
     for sample in range(3):
         assert [first[sample], second[sample], third[sample]] == sampled(PROMPT, 3, params, sample)
     assert len({tuple(sampled(PROMPT, 3, params, s)) for s in range(3)}) == 3
@@ -144,9 +149,9 @@ def test_swap_out_and_in_before_the_blocks_are_used_again() -> None:
         new=(new(2, [7] * 8, [1, 0]),),
         swap_out=((0, 3), (1, 2)),
     )
-    assert other.token_ids[2] == fake_greedy([7] * 8, 1, VOCAB)[0]
+    assert other.token_ids[2][0] == fake_greedy([7] * 8, 1, VOCAB)[0]
     # 2 leaves for the host in the very step in which 1 comes back into its blocks, and one of them is copied on.
-    known = [*PROMPT, first.token_ids[1]]
+    known = [*PROMPT, first.token_ids[1][0]]
     back = run(
         executor,
         ScheduledSequence(1, 7, 1, sample_for=(1,)),
@@ -156,14 +161,14 @@ def test_swap_out_and_in_before_the_blocks_are_used_again() -> None:
         swap_in=((3, 1), (2, 0)),
         copies=((1, 9),),
     )
-    assert [first.token_ids[1], back.token_ids[1]] == sampled(PROMPT, 2, params)
+    assert [first.token_ids[1][0], back.token_ids[1][0]] == sampled(PROMPT, 2, params)
     again = run(
         executor,
         ScheduledSequence(2, 8, 1, sample_for=(2,)),
-        new=(new(2, [7] * 8 + [other.token_ids[2]], [5, 6, 7], num_prompt=8),),
+        new=(new(2, [7] * 8 + [other.token_ids[2][0]], [5, 6, 7], num_prompt=8),),
         swap_in=((0, 5), (1, 6)),
     )
-    assert again.token_ids[2] == fake_greedy([7] * 8, 2, VOCAB)[1]
+    assert again.token_ids[2][0] == fake_greedy([7] * 8, 2, VOCAB)[1]
 
 
 def test_swapping_without_host_blocks_says_what_to_set() -> None:
@@ -177,12 +182,12 @@ def test_a_recomputed_sequence_goes_on_where_it_was() -> None:
     params = SamplingParams(seed=9, repetition_penalty=1.4, frequency_penalty=0.5, min_tokens=4)
     executor = FakeExecutor()
     first = run(executor, ScheduledSequence(1, 0, 7, sample_for=(1,)), new=(new(1, PROMPT, [0, 1, 2], params),))
-    whole = [first.token_ids[1], *decode(executor, 1, 8, 3)]
+    whole = [first.token_ids[1][0], *decode(executor, 1, 8, 3)]
     known = PROMPT + whole[:2]
     resumed = new(1, known, [7, 8, 9], params, num_prompt=7)
     item = ScheduledSequence(1, 0, 9, sample_for=(1,))
     third = run(executor, item, removed=(1,), new=(resumed,))
-    assert [third.token_ids[1], *decode(executor, 1, 10, 1)] == whole[2:]
+    assert [third.token_ids[1][0], *decode(executor, 1, 10, 1)] == whole[2:]
 
 
 @MODES
@@ -204,7 +209,7 @@ def test_prompt_logprobs_in_chunks(cuts: list[int], start: int | None, modes: fr
     assert [(f.token_id, f.rank, f.top_ids) for f in found] == [(e.token_id, e.rank, e.top_ids) for e in expected]
     np.testing.assert_allclose([f.logprob for f in found], [e.logprob for e in expected], atol=1e-5)
     np.testing.assert_allclose([f.top_logprobs for f in found], [e.top_logprobs for e in expected], atol=1e-5)
-    assert result.token_ids[1] == fake_greedy(PROMPT, 1, VOCAB)[0]
+    assert result.token_ids[1][0] == fake_greedy(PROMPT, 1, VOCAB)[0]
 
 
 @MODES
@@ -221,7 +226,7 @@ def test_prompt_logprobs_of_several_beside_others(modes: frozenset[RowMode], mon
     )
     items = [ScheduledSequence(s, 0, len(p), sample_for=(s,)) for s, p in prompts.items()]
     result = run(executor, *items, new=added)
-    assert result.token_ids == {s: fake_greedy(p, 1, VOCAB)[0] for s, p in prompts.items()}
+    assert result.token_ids == {s: fake_greedy(p, 1, VOCAB) for s, p in prompts.items()}
     assert result.prompt_logprobs.keys() == wanted.keys()
     for seq_id, num_top in wanted.items():
         prompt, found = prompts[seq_id], result.prompt_logprobs[seq_id]
@@ -246,11 +251,11 @@ def test_logprobs_of_the_output_are_of_the_raw_distribution() -> None:
     executor = FakeExecutor()
     params = SamplingParams(temperature=0, logprobs=2, logit_bias={13: 100.0})
     result = run(executor, ScheduledSequence(1, 0, 7, sample_for=(1,)), new=(new(1, PROMPT, [0, 1], params),))
-    assert result.token_ids[1] == 13
-    assert result.logprobs[1] == from_logits(fake_logits(PROMPT, VOCAB), 13, 2)
+    assert result.token_ids[1][0] == 13
+    assert result.logprobs[1][0] == from_logits(fake_logits(PROMPT, VOCAB), 13, 2)
     plain = new(2, PROMPT, [2, 3], SamplingParams(temperature=0, logprobs=0))
     result = run(executor, ScheduledSequence(2, 0, 7, sample_for=(2,)), new=(plain,))
-    assert (result.logprobs[2].rank, result.logprobs[2].top_ids) == (1, ())
+    assert (result.logprobs[2][0].rank, result.logprobs[2][0].top_ids) == (1, ())
 
 
 def test_min_tokens_hold_through_steps() -> None:
@@ -258,7 +263,7 @@ def test_min_tokens_hold_through_steps() -> None:
     everything_but_the_end = dict.fromkeys(range(1, VOCAB), -100.0)
     params = SamplingParams(temperature=0, min_tokens=2, stop_token_ids=(4,), logit_bias=everything_but_the_end)
     result = run(executor, ScheduledSequence(1, 0, 7, sample_for=(1,)), new=(new(1, PROMPT, [0, 1, 2], params),))
-    tokens = [result.token_ids[1], *decode(executor, 1, 8, 2)]
+    tokens = [result.token_ids[1][0], *decode(executor, 1, 8, 2)]
     assert not {0, 4} & set(tokens[:2])
     assert tokens[2] == 0
 
@@ -269,7 +274,7 @@ def test_padded_heads_never_give_their_own_ids() -> None:
     added = tuple(new(i, prompt, [i]) for i, prompt in enumerate(prompts))
     result = run(executor, *(ScheduledSequence(i, 0, 2, sample_for=(i,)) for i in range(20)), new=added)
     padded = [fake_logits(prompt, 640) for prompt in prompts]
-    assert list(result.token_ids.values()) == [int(row[:VOCAB].argmax()) for row in padded]
+    assert list(result.token_ids.values()) == [[int(row[:VOCAB].argmax())] for row in padded]
     assert any(row.argmax() >= VOCAB for row in padded)
 
 
@@ -290,7 +295,7 @@ def test_logits_that_are_no_numbers_end_their_sequence_alone(modes: frozenset[Ro
     assert all("not numbers" in failure.message for failure in result.failures)
     assert result.token_ids.keys() == {1, 5}
     assert not result.prompt_logprobs and not result.logprobs
-    assert result.token_ids[1] == fake_greedy(PROMPT, 1, VOCAB)[0]
+    assert result.token_ids[1][0] == fake_greedy(PROMPT, 1, VOCAB)[0]
 
 
 def test_a_step_that_fails_leaves_a_runner_that_goes_on() -> None:
@@ -305,12 +310,12 @@ def test_a_step_that_fails_leaves_a_runner_that_goes_on() -> None:
     ]
     with pytest.raises(RuntimeError, match="device lost"):
         run(executor, *items, new=(added,))
-    known = [*PROMPT, first.token_ids[1]]
+    known = [*PROMPT, first.token_ids[1][0]]
     again = (new(1, known, [3, 5], params, num_prompt=7), new(2, [1, 2], [6]))
     items = [ScheduledSequence(1, 0, 8, sample_for=(1,)), ScheduledSequence(2, 0, 2, sample_for=(2,))]
     result = run(executor, *items, removed=(1, 2), new=again)
-    assert [first.token_ids[1], result.token_ids[1]] == sampled(PROMPT, 2, params)
-    assert result.token_ids[2] == fake_greedy([1, 2], 1, VOCAB)[0]
+    assert [first.token_ids[1][0], result.token_ids[1][0]] == sampled(PROMPT, 2, params)
+    assert result.token_ids[2][0] == fake_greedy([1, 2], 1, VOCAB)[0]
     run(executor, removed=(1, 2, 99))
     assert executor.runner.num_sequences == 0
 
@@ -351,4 +356,4 @@ def test_a_program_without_hidden_states_fails_who_wants_them_alone() -> None:
     result = run(executor, *items, new=(wants, new(1, PROMPT, [2, 3])))
     (failure,) = result.failures
     assert failure.seq_id == 0 and "gives no hidden states to make embeddings of" in failure.message
-    assert result.token_ids == {1: fake_greedy(PROMPT, 1, VOCAB)[0]}
+    assert result.token_ids == {1: fake_greedy(PROMPT, 1, VOCAB)}

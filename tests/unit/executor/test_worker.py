@@ -116,7 +116,7 @@ def run(executor: LocalExecutor, prompt: list[int], params: SamplingParams, num:
 
 def tokens(results: list[ModelRunnerOutput]) -> list[int]:
     assert not any(result.failures for result in results)
-    return [token for result in results for token in result.token_ids.values()]
+    return [token for result in results for tokens in result.token_ids.values() for token in tokens]
 
 
 def test_a_compiled_program_is_bound_and_runs() -> None:
@@ -153,7 +153,7 @@ def test_a_real_model_reads_nothing_that_was_not_written(monkeypatch: pytest.Mon
     assert found == expected
     scored = [entry for result in found for entries in result.prompt_logprobs.values() for entry in entries]
     assert [entry.token_id for entry in scored] == PROMPT[1:]
-    chosen = [entry for result in found for entry in result.logprobs.values()]
+    chosen = [entry for result in found for entries in result.logprobs.values() for entry in entries]
     assert [entry.token_id for entry in chosen] == tokens(found)
     assert all(entry.rank == 1 and entry.logprob == entry.top_logprobs[0] < 0 for entry in chosen)
     greedy = run(poisoned, PROMPT, SamplingParams(temperature=0), 8)
