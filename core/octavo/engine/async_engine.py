@@ -21,7 +21,6 @@ from octavo.engine.live import LiveRequest
 from octavo.engine.output_processor import Output, OutputProcessor
 from octavo.engine.outputs import EmbeddingOutput, RequestOutput
 from octavo.engine.profiling import Profiled
-from octavo.engine.profiling import Profiled
 from octavo.engine.wire import Abort, AddRequest, ResetPrefixCache, WireStats
 from octavo.errors import DeadlineError, OctavoError, RequestError, RequestFailedError, UnsupportedError
 from octavo.pooling_params import Pooling, PoolingParams
