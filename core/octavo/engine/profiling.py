@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from octavo.errors import EngineDeadError, RequestError
+from octavo.errors import BusyError, EngineDeadError
 
 __all__ = ["MAX_STEPS", "PHASES", "EngineSteps", "Profile", "Profiled", "Profiles", "StepProfile", "StepProfiler"]
 
@@ -170,12 +170,12 @@ class Profiles:
         """Profile the next steps: until there were so many, or as long as that.
 
         Raises:
-            RequestError: another profile is being taken.
+            BusyError: another profile is being taken.
             EngineDeadError: the engine went away meanwhile.
 
         """
         if self._waits is not None:
-            raise RequestError("another profile is being taken; ask again when it is done", "steps")
+            raise BusyError("another profile is being taken; ask again when it is done", seconds)
         waits = self._waits = asyncio.get_running_loop().create_future()
         self._number += 1
         self._send(Profile(self._number, num_steps))
