@@ -23,6 +23,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "models": "which models are served, by which program",
     "info": "platforms, memory and which kernel serves each op, with reasons",
+    "profile": "where the time of a running server's steps goes",
     "conformance": "whether a platform does what the contract asks",
     "new-platform": "write a plugin to begin with",
 }

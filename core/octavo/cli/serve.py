@@ -95,6 +95,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="show metrics under these names beside our own (default: vllm)",
     )
     group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send a span of each request there, by OTLP over HTTP (default: as the OTEL_* variables say)",
+    )
+    group.add_argument(
         "--trust-request-chat-template", action="store_true", help="let requests bring a chat template of their own"
     )
     group.add_argument(
@@ -141,7 +146,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> "ServerOptions":
     from octavo.server.options import ServerOptions
+    from octavo.server.tracing import check_installed, endpoint_of
 
+    endpoint = endpoint_of(args.otlp_traces_endpoint, os.environ)
+    if endpoint is not None:
+        check_installed()
     if bool(args.tls_certificate) != bool(args.tls_key):
         raise ConfigError("--tls-certificate and --tls-key go together: give both or neither")
     for name, least in (
@@ -164,6 +173,7 @@ def _options(args: argparse.Namespace) -> "ServerOptions":
         max_waiting_requests=args.max_waiting_requests,
         max_waiting_tokens=args.max_waiting_tokens,
         with_vllm_metrics=args.metrics_compat == "vllm",
+        otlp_traces_endpoint=endpoint,
     )
 
 

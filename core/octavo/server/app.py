@@ -21,8 +21,10 @@ from octavo.server.errors import ApiError, as_api_error, error_response, not_fou
 from octavo.server.middleware import ApiKeys, RequestIds
 from octavo.server.openapi import describe_schemas, operation_of
 from octavo.server.options import ServerOptions
+from octavo.server.profile import profile
 from octavo.server.service import Service
 from octavo.server.streaming import CLIENT_LEFT, ClientLeftError
+from octavo.server.tracing import Tracing
 from octavo.server.turns import parsers_of
 
 __all__ = ["create_app"]
@@ -71,12 +73,18 @@ def create_app(engine: AsyncEngine, options: ServerOptions) -> FastAPI:
         max_requests=options.max_waiting_requests,
         max_tokens=options.max_waiting_tokens,
     )
+    app.state.tracing = None
+    if options.otlp_traces_endpoint:
+        app.state.tracing = Tracing(options.otlp_traces_endpoint, service.model)
+        engine.observe(app.state.tracing)
     app.state.unknown_fields = UnknownFields()
     for method, path, endpoint, body in ROUTES:
         described = dict(operation_of(method, path, body, with_keys=bool(options.api_keys)))
         app.add_api_route(
             path, endpoint, methods=[method], response_model=None, response_class=Response, openapi_extra=described
         )
+    # It waits for what it is asked to measure, so the document leaves it out: who tries every path would wait too.
+    app.add_route("/profile", profile, methods=["POST"], include_in_schema=False)
     bodies = [body for *_, body in ROUTES if body is not None]
     describe_schemas(app, bodies, with_keys=bool(options.api_keys))
     app.add_exception_handler(HTTPException, _on_http_exception)

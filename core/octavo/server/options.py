@@ -17,6 +17,7 @@ class ServerOptions:
         max_waiting_requests: more than so many that wait are answered with 503.
         max_waiting_tokens: the same, by the tokens of their prompts.
         with_vllm_metrics: show metrics under vLLM's names too.
+        otlp_traces_endpoint: URL to which a span of each request goes, by OTLP over HTTP; unset: none is made.
         trust_request_chat_template: let requests bring a chat template, which is a program, of their own.
         tool_parser: how the model writes tool calls: hermes, llama3, mistral or none; unset: as its template shows.
         reasoning_parser: how the model marks its reasoning: think, deepseek_r1 or none; unset: as its template shows.
@@ -33,3 +34,4 @@ class ServerOptions:
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 4 << 20
     with_vllm_metrics: bool = True
+    otlp_traces_endpoint: str | None = None

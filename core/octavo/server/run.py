@@ -122,8 +122,9 @@ async def serve(
 async def _serve(
     engine: AsyncEngine, options: ServerOptions, address: Address, opened: socket.socket, drain_seconds: float
 ) -> None:
+    app = create_app(engine, options)
     config = uvicorn.Config(
-        create_app(engine, options),
+        app,
         http="httptools",
         loop="asyncio",
         ws="none",
@@ -160,6 +161,8 @@ async def _serve(
             for task in (serving, *others):
                 task.cancel()
             await asyncio.gather(serving, *others, return_exceptions=True)
+            if app.state.tracing is not None:
+                await app.state.tracing.close(LAST_SECONDS)
 
 
 async def _drain(engine: AsyncEngine, serving: asyncio.Task[None], told: asyncio.Event, seconds: float) -> None:

@@ -4,7 +4,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, not_found
 from octavo.server.options import ServerOptions
 from octavo.server.protocol import GenerationRequest
+from octavo.server.tracing import trace_headers
 
 __all__ = ["Caller", "Service", "usage_of"]
 
@@ -43,6 +44,8 @@ class Caller:
         received: when the request came, in seconds since 1970.
         max_wait: for how many seconds the request may wait from then on, by its x-request-timeout; None: any time.
         api_key: the place of the caller's key among the server's, or None where no key is asked for.
+        path: of the endpoint.
+        trace: headers of the trace that the request is part of.
 
     """
 
@@ -51,6 +54,8 @@ class Caller:
     received: float
     max_wait: float | None
     api_key: int | None
+    path: str
+    trace: Mapping[str, str]
 
     @classmethod
     def of(cls, request: Request, prefix: str, name: str | None = None) -> "Caller":
@@ -60,14 +65,15 @@ class Caller:
         own = f"{given}-{unique[:8]}" if NAME.fullmatch(given) else unique
         received = request.scope.get("octavo.received", time.time())
         max_wait = _seconds(request.headers.get("x-request-timeout"), "x-request-timeout")
-        return cls(f"{prefix}-{own}", int(received), received, max_wait, request.scope.get("octavo.api_key"))
+        place, path, trace = request.scope.get("octavo.api_key"), request.url.path, trace_headers(request.headers)
+        return cls(f"{prefix}-{own}", int(received), received, max_wait, place, path, trace)
 
     def origin(self, user: str | None, timeout: float | None = None) -> Origin:
         """Where its requests come from, as the engine is told. `timeout` is as the body has it, and goes first."""
         tenant = "" if self.api_key is None else f"key-{self.api_key}"
         seconds = _seconds(timeout, "timeout") if timeout is not None else self.max_wait
         left = None if seconds is None else max(seconds - (time.time() - self.received), 0.0)
-        return Origin((tenant, (user or "")[:MAX_USER]), self.received, left)
+        return Origin((tenant, (user or "")[:MAX_USER]), self.received, left, self.path, self.trace)
 
 
 def _seconds(given: str | float | None, name: str) -> float | None:
