@@ -82,10 +82,21 @@ class EngineSteps(Protocol):
 class _Stats(Protocol):
     """What it needs of the engine after a step."""
 
-    num_running: int
-    num_waiting: int
-    num_used_blocks: int
-    counts: dict[str, int]
+    @property
+    def num_running(self) -> int:
+        """Requests on the device."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+
+    @property
+    def num_used_blocks(self) -> int:
+        """KV blocks that are held."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What has grown, and to what."""
 
 
 class StepProfiler:
