@@ -14,7 +14,19 @@ from starlette.routing import Route
 from octavo import __version__
 from octavo.engine.async_engine import AsyncEngine
 from octavo.errors import OctavoError
-from octavo.server import chat, completions, embeddings, messages, metrics, page, protocol, requests, status, tokens
+from octavo.server import (
+    chat,
+    completions,
+    embeddings,
+    messages,
+    metrics,
+    page,
+    protocol,
+    requests,
+    responses,
+    status,
+    tokens,
+)
 from octavo.server.admission import Admission
 from octavo.server.body import UnknownFields
 from octavo.server.errors import ApiError, as_api_error, error_response, not_found
@@ -38,6 +50,7 @@ Body = type[msgspec.Struct]
 ROUTES: tuple[tuple[str, str, Endpoint, Body | None], ...] = (
     ("POST", "/v1/completions", completions.create_completion, protocol.CompletionRequest),
     ("POST", "/v1/chat/completions", chat.create_chat_completion, protocol.ChatRequest),
+    ("POST", "/v1/responses", responses.create_response, responses.ResponsesRequest),
     ("POST", "/v1/messages", messages.create_message, messages.MessagesRequest),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens, messages.CountTokensRequest),
     ("POST", "/v1/embeddings", embeddings.create_embedding, protocol.EmbeddingRequest),

@@ -114,7 +114,9 @@ def _response_format(config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
         raise ApiError(400, f"output_config.format must be of type json_schema, got {shown(wanted)}", "output_config")
-    return {"type": "json_schema", "json_schema": {"schema": wanted.get("schema")}}
+    if wanted.get("schema") is None:
+        raise ApiError(400, "output_config.format needs a schema", "output_config")
+    return {"type": "json_schema", "json_schema": {"schema": wanted["schema"]}}
 
 
 def _turns(service: Service, body: CountTokensRequest) -> Turns:

@@ -58,6 +58,7 @@ class Extras(msgspec.Struct, kw_only=True):
     seed: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     priority: int | None = None
     request_id: str | None = None
@@ -75,7 +76,6 @@ class GenerationRequest(Extras, kw_only=True):
     user: str | None = None
 
     response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None

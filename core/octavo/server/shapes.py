@@ -139,6 +139,69 @@ class ChatAnswer(TypedDict):
     prompt_token_ids: NotRequired[list[int]]
 
 
+class InputTokensDetails(TypedDict):
+    """Tokens of the input by where they came from."""
+
+    cached_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    """Tokens of the output by what they say."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(TypedDict):
+    """Why a response was cut."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseAnswer(TypedDict):
+    """The assistant's turn in items: reasoning, messages, function calls. Most of the rest is the request's own."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    model: str
+    status: Literal["completed", "incomplete"]
+    incomplete_details: IncompleteDetails | None
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+    background: Literal[False]
+    error: None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
+
+
 class MessageUsage(TypedDict):
     """Tokens, those of the prompt that the cache served counted apart."""
 
@@ -291,6 +354,7 @@ class RequestList(TypedDict):
 SHAPES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/completions"): CompletionAnswer,
     ("POST", "/v1/chat/completions"): ChatAnswer,
+    ("POST", "/v1/responses"): ResponseAnswer,
     ("POST", "/v1/messages"): MessageAnswer,
     ("POST", "/v1/messages/count_tokens"): CountTokensAnswer,
     ("POST", "/v1/embeddings"): EmbeddingAnswer,

@@ -125,6 +125,18 @@ class Turns:
             tools = ToolParser(self._format, [tool.name for tool in self._tools], parallel=self._parallel)
         return Turn(reasoning, tools)
 
+    def num_reasoning_tokens(self, token_ids: Sequence[int], reasoning: str) -> int:
+        """How many of an output's tokens are its reasoning, markers included.
+
+        Where no single token ends it, those of the reasoning's text are counted anew.
+        """
+        if self._reasoning is None or not reasoning:
+            return 0
+        end = end_token(self._reasoning, self._tokenizer)
+        if end is None:
+            return len(self._tokenizer.encode(reasoning, add_special_tokens=False))
+        return next((i + 1 for i, token_id in enumerate(token_ids) if token_id == end), len(token_ids))
+
 
 def _checked(choice: str | None, names: Collection[str]) -> str:
     if choice in (None, "auto", "none"):
