@@ -14,6 +14,7 @@ from octavo.server.answers import json_response, renamed, respond
 from octavo.server.blocks import Block, BlockAnswer, Step
 from octavo.server.body import parse_body
 from octavo.server.errors import ApiError
+from octavo.server.messages_input import messages_of
 from octavo.server.protocol import Extras, generation_of
 from octavo.server.sampling import check_absent, sampling_params
 from octavo.server.service import Caller, Service
@@ -144,53 +145,10 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _conversation(body: CountTokensRequest, turns: Turns) -> Conversation:
-    """The conversation as chat templates know it: the system's words first, results of calls as turns of their own."""
-    if not body.messages:
-        raise ApiError(400, "messages is empty; at least one message is needed", "messages")
-    messages: list[Any] = [{"role": "system", "content": body.system}] if body.system else []
-    called: dict[str, str] = {}
-    for i, message in enumerate(body.messages):
-        messages += _turns_of(message, f"messages[{i}]", called)
+    """The conversation as chat templates know it."""
     kind = (body.thinking or {}).get("type")
     names = {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
-    return Conversation(messages, tools=turns.tools, chat_template_kwargs=names)
-
-
-def _turns_of(message: dict[str, Any], where: str, called: dict[str, str]) -> list[dict[str, Any]]:
-    """A message as chat has it, in several where it holds results. `called` is the tool of each call so far."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return [message]
-    told: list[dict[str, Any]] = []
-    parts: list[Any] = []
-    calls: list[dict[str, Any]] = []
-    own: dict[str, Any] = {}
-    for i, block in enumerate(content):
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "tool_result":
-            result, name = block.get("content"), called.get(str(block.get("tool_use_id")))
-            given = {} if name is None else {"name": name}
-            text = "" if result is None else result
-            told.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), **given, "content": text})
-        elif kind == "tool_use":
-            name, arguments = block.get("name"), block.get("input")
-            if not isinstance(name, str) or not isinstance(arguments, dict):
-                raise ApiError(
-                    400, f"{where}.content[{i}] must have a name and an object as input, got {shown(block)}", "messages"
-                )
-            called[str(block.get("id"))] = name
-            calls.append(
-                {"id": block.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
-            )
-        elif kind == "thinking":
-            own["reasoning_content"] = own.get("reasoning_content", "") + str(block.get("thinking") or "")
-        elif kind != "redacted_thinking":
-            parts.append(block)
-    if calls:
-        own["tool_calls"] = calls
-    if parts or own or not told:  # results stand before what is said to them
-        told.append({**message, "content": parts or (None if calls else ""), **own})
-    return told
+    return Conversation(messages_of(body.messages, body.system), tools=turns.tools, chat_template_kwargs=names)
 
 
 class _Message(BlockAnswer):
