@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from server.served import OPTIONS, Served
 
 from octavo.engine.history import RequestRecord
-from octavo.server.metrics import ABSENT, COUNTERS, HISTOGRAMS, Metrics
+from octavo.server.metric_names import ABSENT, COUNTERS, HISTOGRAMS
+from octavo.server.metrics import Metrics
 from octavo.server.options import ServerOptions
 
 PROMPT = [4 + 7 * i % 250 for i in range(100)]
@@ -110,7 +111,7 @@ class Midway:
 
     def on_tokens(self, record: RequestRecord, *_: object) -> None:
         if record.num_generated_tokens == 3:
-            self.found = samples(self.metrics.text().decode())
+            self.found = samples(self.metrics.scrape().text().decode())
 
 
 def test_counts_move_while_a_request_runs_and_nothing_runs_after_it_left(fresh: httpx.Client) -> None:

@@ -3,6 +3,9 @@
 Nothing is counted twice: gauges and counters are read from the engine when somebody scrapes, and each histogram
 shows its one set of buckets under every name that it goes by. What is ours begins with `octavo:`; with the names of
 vLLM, today's and those of 0.7, dashboards made for it go on working.
+
+A scrape is taken at one moment, so that what it shows adds up: requests received are those that finished, run, wait
+or are swapped out; blocks are free, used or cached; prompt tokens were computed or cached.
 """
 
 import asyncio
@@ -10,7 +13,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -20,106 +22,9 @@ from starlette.responses import Response
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.history import RequestRecord
 from octavo.engine.wire import WireStats
+from octavo.server.metric_names import ABSENT, COUNTERS, FINISHED, HISTOGRAMS, NOT_NUMBERS, REJECTIONS
 
-__all__ = ["REJECTIONS", "Metrics", "metrics"]
-
-REJECTIONS = ("queue_requests", "queue_tokens", "deadline")
-FINISHED = ("stop", "length", "abort", "error")
-
-FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0, 80.0)
-FIRST = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0),
-    40.0,
-    160.0,
-)
-SLOW = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0),
-    960.0,
-    7680.0,
-)
-SIZES = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
-FEW = (1.0, 2.0, 5.0, 10.0, 20.0)
-STEP = tuple(float(2**power) for power in range(15))
-
-# Our name: what it is, bounds, and vLLM's names for the same.
-HISTOGRAMS: dict[str, tuple[str, Sequence[float], tuple[str, ...]]] = {
-    "time_to_first_token_seconds": ("From arrival to the first token.", FIRST, ("time_to_first_token_seconds",)),
-    "inter_token_latency_seconds": (
-        "Between a request's tokens.",
-        FAST,
-        ("inter_token_latency_seconds", "time_per_output_token_seconds"),
-    ),
-    "request_time_per_output_token_seconds": (
-        "A request's mean time between tokens.",
-        FAST,
-        ("request_time_per_output_token_seconds",),
-    ),
-    "e2e_request_latency_seconds": ("From arrival to the end.", SLOW, ("e2e_request_latency_seconds",)),
-    "request_queue_time_seconds": (
-        "From arrival to admission.",
-        SLOW,
-        ("request_queue_time_seconds", "time_in_queue_requests"),
-    ),
-    "request_inference_time_seconds": ("From admission to the end.", SLOW, ("request_inference_time_seconds",)),
-    "request_prefill_time_seconds": ("From admission to the first token.", SLOW, ("request_prefill_time_seconds",)),
-    "request_decode_time_seconds": ("From the first token to the last.", SLOW, ("request_decode_time_seconds",)),
-    "iteration_tokens_total": ("Tokens that a step computed.", STEP, ("iteration_tokens_total",)),
-    "request_prompt_tokens": ("Tokens of prompts.", SIZES, ("request_prompt_tokens",)),
-    "request_generation_tokens": ("Tokens generated a request.", SIZES, ("request_generation_tokens",)),
-    "request_max_num_generation_tokens": (
-        "Tokens generated a sample.",
-        SIZES,
-        ("request_max_num_generation_tokens",),
-    ),
-    "request_params_n": ("Samples asked for.", FEW, ("request_params_n",)),
-    "request_params_max_tokens": ("max_tokens asked for.", SIZES, ("request_params_max_tokens",)),
-    "request_prefill_kv_computed_tokens": (
-        "Prompt tokens that the prefix cache had not.",
-        SIZES,
-        ("request_prefill_kv_computed_tokens",),
-    ),
-    "request_num_preemptions": ("How often a request was preempted.", (0.0, *FEW), ("request_num_preemptions",)),
-}
-
-# Our name: what it is, the count of the engine, and vLLM's names.
-COUNTERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "prompt_tokens": (
-        "Prompt tokens done: computed or cached.",
-        ("num_computed_prompt_tokens", "num_cached_prompt_tokens"),
-        ("prompt_tokens",),
-    ),
-    "prompt_tokens_cached": ("Prompt tokens cached.", ("num_cached_prompt_tokens",), ("prompt_tokens_cached",)),
-    "prompt_tokens_computed": ("Prompt tokens computed, each once.", ("num_computed_prompt_tokens",), ()),
-    "generation_tokens": ("Tokens generated.", ("num_generated_tokens",), ("generation_tokens",)),
-    "tokens": (
-        "Prompt tokens done and tokens generated.",
-        ("num_computed_prompt_tokens", "num_cached_prompt_tokens", "num_generated_tokens"),
-        ("tokens",),
-    ),
-    "prefix_cache_queries": (
-        "Prompt tokens looked up in the prefix cache.",
-        ("num_computed_prompt_tokens", "num_cached_prompt_tokens"),
-        ("prefix_cache_queries",),
-    ),
-    "prefix_cache_hits": ("Those found.", ("num_cached_prompt_tokens",), ("prefix_cache_hits",)),
-    "num_preemptions": ("Requests taken off the device.", ("num_preemptions",), ("num_preemptions",)),
-    "num_swaps": ("Those whose blocks went to the host.", ("num_swaps",), ()),
-    "computed_tokens": ("Tokens through the model, again or not.", ("num_computed_tokens",), ()),
-    "recomputed_tokens": ("Tokens computed again after a preemption.", ("num_recomputed_tokens",), ()),
-    "steps": ("Steps.", ("num_steps",), ()),
-    "failed_steps": ("Steps that failed.", ("num_failed_steps",), ()),
-}
-
-ABSENT = (  # counters of what is not there: vLLM's dashboards find a 0
-    "external_prefix_cache_queries",
-    "external_prefix_cache_hits",
-    "mm_cache_queries",
-    "mm_cache_hits",
-    "spec_decode_num_drafts",
-    "spec_decode_num_draft_tokens",
-    "spec_decode_num_accepted_tokens",
-    "spec_decode_num_emitted_tokens",
-)
+__all__ = ["Metrics", "Scrape", "metrics"]
 
 
 @dataclass
@@ -143,11 +48,10 @@ class _Buckets:
         return buckets
 
 
-class Metrics(Collector):
-    """Observes an engine, and shows what it has seen to a registry of its own."""
+class Metrics:
+    """Observes an engine, and shows what it has seen."""
 
     def __init__(self, engine: AsyncEngine, model: str, *, with_vllm_names: bool = True) -> None:
-        self.registry = CollectorRegistry()
         self._engine = engine
         self._model = model
         self._with_vllm_names = with_vllm_names
@@ -156,10 +60,8 @@ class Metrics(Collector):
         }
         self._ends = dict.fromkeys(FINISHED, 0)
         self._rejections = dict.fromkeys(REJECTIONS, 0)
+        self._num_corrupted = 0
         engine.observe(self)
-        self.registry.register(self)
-
-    # What is seen
 
     def reject(self, reason: str) -> None:
         """A request was not taken, or not in time; one of REJECTIONS."""
@@ -182,6 +84,7 @@ class Metrics(Collector):
         """A request has ended."""
         reasons = (record.finish_reason or "").split(", ")  # of its samples; a request counts once
         self._ends[next((reason for reason in FINISHED if reason in reasons), "error")] += 1
+        self._num_corrupted += NOT_NUMBERS in (record.error or "")
         if record.is_late:
             self.reject("deadline")
         assert record.finished is not None
@@ -209,34 +112,92 @@ class Metrics(Collector):
         if value is not None:
             self._histograms[name].observe(max(value, 0.0))
 
-    # What is shown
+    def scrape(self) -> "Scrape":
+        """What there is to show at this moment; to be called where the engine is, and shown anywhere."""
+        engine, history = self._engine, self._engine.history
+        cache = engine.config.cache
+        counts = {
+            name: sum(history.totals.get(count, 0) for count in found) for name, (_, found, _) in COUNTERS.items()
+        }
+        counts |= {"requests_received": history.num_received, "requests_finished": history.num_finished}
+        counts |= {"engine_restarts": engine.num_restarts, "corrupted_requests": self._num_corrupted}
+        return Scrape(
+            model=self._model,
+            with_vllm_names=self._with_vllm_names,
+            is_ready=engine.state == "ready",
+            stats=engine.stats if engine.state == "ready" else WireStats(),
+            num_in=dict(history.num_in),
+            num_unqueued=history.num_unqueued,
+            counts=counts,
+            ends=dict(self._ends),
+            rejections=dict(self._rejections),
+            histograms={name: (buckets.cumulative(), buckets.total) for name, buckets in self._histograms.items()},
+            settings={name: str(getattr(cache, name)) for name in cache.__dataclass_fields__},
+        )
+
+
+@dataclass(frozen=True)
+class Scrape(Collector):
+    """Everything that is shown, as it was at one moment.
+
+    Attributes:
+        model: the name that samples carry.
+        with_vllm_names: whether vLLM's names are shown too.
+        is_ready: whether requests are served.
+        stats: of the engine.
+        num_in: requests by state.
+        num_unqueued: those that the engine has not queued yet.
+        counts: counters by our name.
+        ends, rejections: requests by finish reason, and by why they were refused.
+        histograms: (numbers of values up to each bound, their sum), by our name.
+        settings: of the KV cache.
+
+    """
+
+    model: str
+    with_vllm_names: bool
+    is_ready: bool
+    stats: WireStats
+    num_in: Mapping[str, int]
+    num_unqueued: int
+    counts: Mapping[str, int]
+    ends: Mapping[str, int]
+    rejections: Mapping[str, int]
+    histograms: Mapping[str, tuple[list[tuple[str, float]], float]]
+    settings: Mapping[str, str]
 
     def text(self) -> bytes:
         """The exposition."""
-        return generate_latest(self.registry)
+        return generate_latest(self)
 
     def collect(self) -> Iterable[Metric]:
         """Every metric under all of its names."""
         yield from self._gauges()
+        yield from self._infos()
         yield from self._counters()
         for name, (about, _, theirs) in HISTOGRAMS.items():
-            buckets = self._histograms[name]
-            cumulative, total = buckets.cumulative(), buckets.total
+            cumulative, total = self.histograms[name]
             for full in self._names(name, theirs):
                 family = HistogramMetricFamily(full, about, labels=["model_name"])
-                family.add_metric([self._model], cumulative, total)
+                family.add_metric([self.model], cumulative, total)
                 yield family
 
     def _names(self, ours: str | None, theirs: Iterable[str]) -> Iterator[str]:
         if ours is not None:
             yield f"octavo:{ours}"
-        if self._with_vllm_names:
+        if self.with_vllm_names:
             yield from (f"vllm:{name}" for name in theirs)
 
     def _gauge(self, ours: str | None, theirs: Sequence[str], about: str, value: float) -> Iterator[Metric]:
         for name in self._names(ours, theirs):
             family = GaugeMetricFamily(name, about, labels=["model_name"])
-            family.add_metric([self._model], value)
+            family.add_metric([self.model], value)
+            yield family
+
+    def _counter(self, ours: str | None, theirs: Sequence[str], about: str, value: float) -> Iterator[Metric]:
+        for name in self._names(ours, theirs):
+            family = CounterMetricFamily(name, about, labels=["model_name"])
+            family.add_metric([self.model], value)
             yield family
 
     def _labelled(
@@ -245,83 +206,97 @@ class Metrics(Collector):
         for name in names:
             family = kind(name, about, labels=["model_name", label])  # type: ignore[call-arg]
             for value, number in values.items():
-                family.add_metric([self._model, value], number)  # type: ignore[attr-defined]
+                family.add_metric([self.model, value], number)  # type: ignore[attr-defined]
             yield family
 
     def _gauges(self) -> Iterator[Metric]:
-        engine, totals = self._engine, self._engine.history.totals
-        stats = engine.stats if engine.state == "ready" else WireStats()
-        num_done = totals.get("num_computed_prompt_tokens", 0) + totals.get("num_cached_prompt_tokens", 0)
-        hit_rate = totals.get("num_cached_prompt_tokens", 0) / num_done if num_done else 0.0
-        usage = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
+        stats, num_in, gauge = self.stats, self.num_in, self._gauge
         running, waiting, swapped = "num_requests_running", "num_requests_waiting", "num_requests_swapped"
-        yield from self._gauge(running, [running], "Requests on the device.", stats.num_running)
-        yield from self._gauge(waiting, [waiting], "Requests that wait.", stats.num_waiting)
-        yield from self._gauge(swapped, [swapped], "Requests with blocks on the host.", stats.num_swapped)
+        yield from gauge(running, [running], "Requests admitted and not answered in full yet.", num_in["running"])
+        yield from gauge(waiting, [waiting], "Requests that wait.", num_in["waiting"])
+        yield from gauge(swapped, [swapped], "Requests with blocks on the host.", num_in["swapped"])
+        reasons = {"capacity": max(num_in["waiting"] - self.num_unqueued, 0), "deferred": self.num_unqueued}
         names = self._names("num_requests_waiting_by_reason", ["num_requests_waiting_by_reason"])
-        reasons = {"capacity": stats.num_waiting, "deferred": stats.num_swapped}
-        yield from self._labelled(GaugeMetricFamily, names, "Requests that wait, and why.", "reason", reasons)
+        about = "Those that wait: for blocks or a place; deferred: not queued by the engine yet."
+        yield from self._labelled(GaugeMetricFamily, names, about, "reason", reasons)
+        yield from gauge("num_live_requests", [], "Requests under way.", sum(num_in.values()))
+        yield from gauge("engine_ready", [], "Whether requests are served.", self.is_ready)
+
         usages = ["kv_cache_usage_perc", "gpu_cache_usage_perc"]
-        yield from self._gauge("kv_cache_usage_ratio", usages, "Used KV blocks, 0 to 1.", usage)
-        yield from self._gauge(None, ["cpu_cache_usage_perc"], "Used host blocks, 0 to 1.", 0.0)
+        usage = _share(stats.num_used_blocks, stats.num_blocks)
+        yield from gauge("kv_cache_usage_ratio", usages, "Used KV blocks, 0 to 1.", usage)
+        usage = _share(stats.num_used_host_blocks, stats.num_host_blocks)
+        yield from gauge("host_cache_usage_ratio", ["cpu_cache_usage_perc"], "Used host blocks, 0 to 1.", usage)
+        hits = _share(self.counts["prompt_tokens_cached"], self.counts["prompt_tokens"])
         rates = ["gpu_prefix_cache_hit_rate"]
-        yield from self._gauge("prefix_cache_hit_ratio", rates, "Prompt tokens cached, 0 to 1.", hit_rate)
-        yield from self._gauge(None, ["cpu_prefix_cache_hit_rate"], "None are looked up on the host.", 0.0)
-        for kind in ("used", "cached", "shared"):
-            value = getattr(stats, f"num_{kind}_blocks")
-            yield from self._gauge(f"num_{kind}_blocks", [], f"KV blocks that are {kind}.", value)
-        yield from self._gauge("num_blocks", [], "KV blocks.", stats.num_blocks)
-        yield from self._gauge("num_live_requests", [], "Requests under way at the front.", engine.num_live)
-        yield from self._gauge("engine_ready", [], "Whether requests are served.", engine.state == "ready")
-        yield from self._gauge(None, ["spec_decode_draft_acceptance_rate"], "Nothing is drafted.", 0.0)
-        yield from self._gauge(None, ["spec_decode_efficiency"], "Nothing is drafted.", 0.0)
+        yield from gauge("prefix_cache_hit_ratio", rates, "Prompt tokens cached, 0 to 1.", hits)
+        yield from gauge(None, ["cpu_prefix_cache_hit_rate"], "None are looked up on the host.", 0.0)
+        num_free = stats.num_blocks - stats.num_used_blocks - stats.num_cached_blocks
+        for kind, number, about in (
+            ("", stats.num_blocks, "KV blocks."),
+            ("free_", num_free, "KV blocks that are free and hold nothing."),
+            ("used_", stats.num_used_blocks, "KV blocks that requests hold."),
+            ("cached_", stats.num_cached_blocks, "KV blocks that are free and hold what the prefix cache finds."),
+            ("shared_", stats.num_shared_blocks, "Used KV blocks that several samples hold."),
+            ("host_", stats.num_host_blocks, "KV blocks in host memory, for requests that are swapped out."),
+            ("used_host_", stats.num_used_host_blocks, "Those that requests hold."),
+        ):
+            yield from gauge(f"num_{kind}blocks", [], about, number)
+
+        for name in ("spec_decode_draft_acceptance_rate", "spec_decode_efficiency"):
+            yield from gauge(None, [name], "Nothing is drafted.", 0.0)
         awake = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
         names = self._names(None, ["engine_sleep_state"])
         yield from self._labelled(GaugeMetricFamily, names, "It does not sleep.", "sleep_state", awake)
-        yield from self._infos()
 
     def _infos(self) -> Iterator[Metric]:
-        cache = self._engine.config.cache
-        settings = {name: str(getattr(cache, name)) for name in cache.__dataclass_fields__}
-        settings["num_gpu_blocks"] = str(self._engine.stats.num_blocks)
+        settings = {**self.settings, "num_gpu_blocks": str(self.stats.num_blocks)}
+        settings["num_cpu_blocks"] = str(self.stats.num_host_blocks)
         for name in self._names("cache_config_info", ["cache_config_info"]):
             family = GaugeMetricFamily(name, "Settings of the KV cache.", labels=["model_name", *settings])
-            family.add_metric([self._model, *settings.values()], 1)
+            family.add_metric([self.model, *settings.values()], 1)
             yield family
         for name in self._names(None, ["lora_requests_info"]):
             labels = ["model_name", "running_lora_adapters", "max_lora", "waiting_lora_adapters"]
             family = GaugeMetricFamily(name, "There are no adapters.", labels=labels)
-            family.add_metric([self._model, "", "0", ""], 0)
+            family.add_metric([self.model, "", "0", ""], 0)
             yield family
 
     def _counters(self) -> Iterator[Metric]:
-        totals = self._engine.history.totals
-        for name, (about, counts, theirs) in COUNTERS.items():
-            yield from self._counter(name, theirs, about, sum(totals.get(count, 0) for count in counts))
-        yield from self._counter("engine_restarts", (), "Engine processes replaced.", self._engine.num_restarts)
+        for name, (about, _, theirs) in COUNTERS.items():
+            yield from self._counter(name, theirs, about, self.counts[name])
+        corrupted = "corrupted_requests"
+        for name, theirs, about in (
+            ("requests_received", (), "Requests that came, and were not refused at once."),
+            ("requests_finished", (), "Those that ended, whatever became of them."),
+            ("engine_restarts", (), "Engine processes replaced."),
+            (corrupted, (corrupted,), "Requests whose logits or hidden states were not numbers."),
+        ):
+            yield from self._counter(name, theirs, about, self.counts[name])
         for name in ABSENT:
             yield from self._counter(None, (name,), "Not there: always 0.", 0)
+        names = self._names(None, ["spec_decode_num_accepted_tokens_per_pos"])
+        yield from self._labelled(CounterMetricFamily, names, "Nothing is drafted.", "position", {})
         sources = {
-            "local_compute": totals.get("num_computed_prompt_tokens", 0),
-            "local_cache_hit": totals.get("num_cached_prompt_tokens", 0),
+            "local_compute": self.counts["prompt_tokens_computed"],
+            "local_cache_hit": self.counts["prompt_tokens_cached"],
             "external_kv_transfer": 0,
         }
         for stem, label, values in (
             ("prompt_tokens_by_source", "source", sources),
-            ("request_success", "finished_reason", self._ends),
-            ("admission_rejections", "reason", self._rejections),
+            ("request_success", "finished_reason", self.ends),
+            ("admission_rejections", "reason", self.rejections),
         ):
             names = self._names(stem, [stem])
             yield from self._labelled(CounterMetricFamily, names, f"By {label}.", label, values)
 
-    def _counter(self, ours: str | None, theirs: Sequence[str], about: str, value: float) -> Iterator[Metric]:
-        for name in self._names(ours, theirs):
-            family = CounterMetricFamily(name, about, labels=["model_name"])
-            family.add_metric([self._model], value)
-            yield family
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 async def metrics(request: Request) -> Response:
     """GET /metrics."""
     shown: Metrics = request.app.state.metrics
-    return Response(await asyncio.to_thread(shown.text), media_type=CONTENT_TYPE_LATEST)
+    scrape = shown.scrape()
+    return Response(await asyncio.to_thread(scrape.text), media_type=CONTENT_TYPE_LATEST)
