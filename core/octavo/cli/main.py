@@ -16,7 +16,8 @@ from octavo.errors import OctavoError
 
 __all__ = ["main"]
 
-# Each is a module here with add_parser(commands) and run(args) -> exit code.
+# Each is a module here with add_parser(commands) and run(args) -> exit code; "bench latency" is latency.py in bench/.
+# A command without a text only tells of those that begin with its name.
 COMMANDS = {
     "generate": "continue prompts",
     "serve": "serve a model over HTTP, as OpenAI's clients expect it",
@@ -24,6 +25,9 @@ COMMANDS = {
     "models": "which models are served, by which program",
     "info": "platforms, memory and which kernel serves each op, with reasons",
     "profile": "where the time of a running server's steps goes",
+    "bench": None,
+    "bench latency": "how long a request waits for its tokens, beside the machine's limits",
+    "bench throughput": "tokens a second of many requests, beside the machine's limits",
     "conformance": "whether a platform does what the contract asks",
     "new-platform": "write a plugin to begin with",
 }
@@ -35,6 +39,7 @@ examples:
   octavo chat model.gguf --max-model-len 4096         a GGUF file
   octavo serve demo                                   http://127.0.0.1:8000/v1
   octavo info                                         what this machine offers
+  octavo bench throughput demo                        how fast it is here
 
 octavo COMMAND --help lists the settings. Each can also come from a YAML file (--config) or from the environment:
 --max-num-seqs 8 is OCTAVO_MAX_NUM_SEQS=8.
@@ -52,13 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _settle_streams()
     given = list(sys.argv[1:] if argv is None else argv)
-    command = given[0] if given and given[0] in COMMANDS else None
+    command = next((name for n in (2, 1) if (name := " ".join(given[:n])) in COMMANDS), None)
     parser, commands = _parsers(command)
     if command is None:
         parser.parse_args(given)  # help, the version, or an error that lists the commands
         parser.print_help()
         return 0
-    args = commands[command].parse_intermixed_args(given[1:])  # prompts may stand after flags
+    rest = given[len(command.split()) :]
+    args = commands[command].parse_intermixed_args(rest)  # prompts may stand after flags
     try:
         with _refusals_unlogged():
             code: int | None = _module(command).run(args)
@@ -125,13 +131,13 @@ def _parsers(command: str | None) -> tuple[argparse.ArgumentParser, dict[str, ar
         if name == command:
             _module(name).add_parser(commands)
             commands.choices[name].add_argument("--debug", action="store_true", help="show the traceback of an error")
-        else:
+        elif text is not None:
             commands.add_parser(name, help=text)
     return parser, commands.choices
 
 
 def _module(command: str) -> ModuleType:
-    return import_module(f"octavo.cli.{command.replace('-', '_')}")
+    return import_module(f"octavo.cli.{command.replace('-', '_').replace(' ', '.')}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, cast
@@ -192,6 +192,12 @@ class LLM:
         if not isinstance(self._engine, EngineCore):
             raise UnsupportedError(f"{self.description.files.name} is an encoder, which has no executor")
         return self._engine.executor
+
+    def wrap_executor(self, wrap: Callable[[Executor], Executor]) -> None:
+        """Put something around what runs the steps, before the first request: to record them, say."""
+        if not isinstance(self._engine, EngineCore):
+            raise UnsupportedError(f"{self.description.files.name} is an encoder, which has no executor")
+        self._engine.executor = wrap(self._engine.executor)
 
     @property
     def stats(self) -> EngineStats:
