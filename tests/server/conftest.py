@@ -10,6 +10,7 @@ from openai import OpenAI
 from server.served import SETTINGS, Served
 
 from octavo import LLM
+from octavo.server.options import ServerOptions
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +42,21 @@ def http(served: Served) -> Iterator[httpx.Client]:
 def openai(served: Served) -> Iterator[OpenAI]:
     """OpenAI's client of it; it repeats nothing, so that a status is seen as it is."""
     with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def agents_url(served: Served) -> str:
+    """The same model, served as one that thinks before it speaks and calls tools."""
+    return served.listen(
+        ServerOptions(served_model_names=("tiny",), tool_parser="hermes", reasoning_parser="deepseek_r1")
+    )
+
+
+@pytest.fixture(scope="session")
+def agents(agents_url: str) -> Iterator[httpx.Client]:
+    """A plain client of that."""
+    with httpx.Client(base_url=agents_url, timeout=60) as client:
         yield client
 
 

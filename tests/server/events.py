@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-__all__ = ["chunks_of", "joined"]
+__all__ = ["chunks_of", "joined", "named_events"]
 
 
 def chunks_of(http: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -37,3 +37,18 @@ def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
             choice["finish_reason"] = piece["finish_reason"]
     assert all(choice["finish_reason"] for choice in choices.values())
     return choices
+
+
+def named_events(http: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
+    """The events of a stream in which each has a name, which is its type."""
+    answer = http.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, rest = answer.text.split("\n\n")
+    assert rest == ""
+    found = []
+    for event in events:
+        name, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
