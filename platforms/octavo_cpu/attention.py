@@ -10,7 +10,8 @@ import torch
 
 from octavo.contract import AttentionBackend, AttentionBatch, AttentionSpec, KVCache, Support
 from octavo_cpu.memory import zeros
-from octavo_cpu.native import DTYPES, AttentionGeometry, NativeLibrary
+from octavo_cpu.native import DTYPES, NativeLibrary
+from octavo_cpu.structures import AttentionGeometry
 
 __all__ = ["NativeAttention", "NativeCache", "geometry_of"]
 

@@ -4,33 +4,20 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["ABI_VERSION", "DTYPES", "AttentionGeometry", "NativeLibrary", "NativeLookup", "find_native"]
+from octavo_cpu.structures import AttentionGeometry
+
+__all__ = ["ABI_VERSION", "DTYPES", "NativeLibrary", "NativeLookup", "find_native"]
 
 ABI_VERSION = 1
 ISA_VARIABLE = "OCTAVO_CPU_ISA"
 DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-
-
-class AttentionGeometry(ctypes.Structure):
-    """`octavo_attention` of csrc_cpu/include/octavo_cpu.h."""
-
-    _fields_ = [
-        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_size", "value_size", "block_size")),
-        *((name, c_int32) for name in ("dtype", "kv_dtype", "latent")),
-        ("scale", c_float),
-        ("softcap", c_float),
-        *((name, c_int32) for name in ("window", "num_blocks", "num_rows", "num_tokens")),
-        *((name, c_void_p) for name in ("query_start_loc", "seq_lens", "block_table")),
-        ("block_table_stride", c_int64),
-        ("slots", c_void_p),
-    ]
 
 
 _NORM = (*[c_int64] * 5, c_float, c_float, c_int, c_int)
@@ -44,6 +31,12 @@ _KERNELS: dict[str, tuple[Any, ...]] = {
     "check_batch": (c_void_p,),
     "write_kv": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64),
     "attend": (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
+    "pack_dense": (c_void_p, c_void_p, c_void_p, c_int),
+    "pack_groups": (*[c_void_p] * 5,),
+    "unpack_rows": (c_void_p, c_void_p, c_void_p, c_int64),
+    "linear": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int),
+    "decoder_step": (c_void_p, c_void_p),
+    "decoder_logits": (c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
     "copy_blocks": (*[POINTER(c_void_p)] * 2, c_int64, c_void_p, *[c_int64] * 4),
 }
 
@@ -64,6 +57,12 @@ class NativeLibrary:
     write_kv: Callable[..., int]
     attend: Callable[..., int]
     copy_blocks: Callable[..., int]
+    pack_dense: Callable[..., int]
+    pack_groups: Callable[..., int]
+    unpack_rows: Callable[..., int]
+    linear: Callable[..., int]
+    decoder_step: Callable[..., int]
+    decoder_logits: Callable[..., int]
 
     def __init__(self, path: Path) -> None:
         """Load and check.
@@ -88,6 +87,10 @@ class NativeLibrary:
         self._library.octavo_status_text.argtypes = (c_int,)
         self._library.octavo_block_elements.argtypes = (c_void_p,)
         self._library.octavo_block_elements.restype = c_int64
+        self._library.octavo_packed_bytes.argtypes = (c_void_p,)
+        self._library.octavo_packed_bytes.restype = c_int64
+        self._library.octavo_decoder_workspace.argtypes = (c_void_p, c_int64, c_int64)
+        self._library.octavo_decoder_workspace.restype = c_int64
         self._library.octavo_status_text.restype = c_char_p
         for name in ("octavo_isa", "octavo_isas_built", "octavo_isas_usable"):
             getattr(self._library, name).restype = c_char_p
@@ -123,6 +126,14 @@ class NativeLibrary:
     def block_elements(self, geometry: AttentionGeometry) -> int:
         """Elements of one block of one layer."""
         return int(self._library.octavo_block_elements(ctypes.addressof(geometry)))
+
+    def packed_bytes(self, matrix: int) -> int:
+        """Bytes that a matrix (the address of its structure) takes when packed."""
+        return int(self._library.octavo_packed_bytes(matrix))
+
+    def decoder_workspace(self, decoder: int, num_tokens: int) -> int:
+        """Bytes that a step of so many tokens works in, all of which may be asked for."""
+        return int(self._library.octavo_decoder_workspace(decoder, num_tokens, num_tokens))
 
     def check(self, status: int, what: str) -> None:
         """Raise ValueError for a status that is not 0."""

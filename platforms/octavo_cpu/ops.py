@@ -1,5 +1,6 @@
 """Ops on the native library. Each row is computed by itself, in an order that its length alone fixes."""
 
+import ctypes
 from collections.abc import Callable
 
 import torch
@@ -9,12 +10,15 @@ from octavo.contract import (
     Activation,
     FusedAddRMSNorm,
     LayerNorm,
+    Linear,
     OpImpl,
     OpSignature,
     RMSNorm,
     RotaryEmbedding,
     Support,
+    Weight,
 )
+from octavo_cpu.matrix import PackedMatrix, pack
 from octavo_cpu.native import DTYPES, NativeLibrary
 
 __all__ = ["PROVIDER", "native_ops"]
@@ -28,10 +32,16 @@ def native_ops(library: NativeLibrary) -> list[OpImpl]:
     """Every op that the library has a kernel for."""
     by_row = Support.yes("a row is reduced in an order that its length fixes")
 
-    def impl(op: str, fn: Callable[..., object], supports: Callable[[OpSignature], Support] = _supports) -> OpImpl:
-        return OpImpl(op, PROVIDER, "native", fn, supports, row_invariant=by_row)
+    def impl(
+        op: str,
+        fn: Callable[..., object],
+        supports: Callable[[OpSignature], Support] = _supports,
+        prepare: Callable[..., object] | None = None,
+    ) -> OpImpl:
+        return OpImpl(op, PROVIDER, "native", fn, supports, prepare, row_invariant=by_row)
 
     return [
+        impl("linear", _linear(library), _supports_linear, _prepare(library)),
         impl("rms_norm", _rms_norm(library)),
         impl("fused_add_rms_norm", _fused_add_rms_norm(library)),
         impl("layer_norm", _layer_norm(library)),
@@ -47,6 +57,12 @@ def _supports(signature: OpSignature) -> Support:
     if signature.dtype not in DTYPES:
         return Support.no(f"dtype {signature.dtype}, built for float32, bfloat16, float16")
     return Support.yes()
+
+
+def _supports_linear(signature: OpSignature) -> Support:
+    if signature.device_type == "cpu" and signature.dtype not in (torch.float32, torch.bfloat16):
+        return Support.no(f"dtype {signature.dtype}, built for float32, bfloat16")
+    return _supports(signature)
 
 
 def _supports_rotary(signature: OpSignature) -> Support:
@@ -74,6 +90,33 @@ def _rows(x: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int]:
     if len(shape) == 3:
         return x, shape[0], shape[1], strides[0], strides[1]
     return x, 1, 1, 0, 0
+
+
+def _prepare(library: NativeLibrary) -> Callable[[Weight], PackedMatrix]:
+    """Packs a weight [N, K] in the dtype that it has; a quantised one as it is."""
+
+    def prepare(weight: Weight) -> PackedMatrix:
+        return pack(library, weight, weight.dtype if isinstance(weight, torch.Tensor) else torch.float32)
+
+    return prepare
+
+
+def _linear(library: NativeLibrary) -> Callable[[Linear], torch.Tensor]:
+    call = library.linear
+
+    def linear(args: Linear) -> torch.Tensor:
+        x, matrix = args.x, args.weight
+        if x.dim() != 2 or x.stride(1) != 1:
+            x = x.reshape(-1, x.shape[-1]).contiguous()
+        out = torch.empty((*args.x.shape[:-1], matrix.struct.rows), dtype=x.dtype)
+        status = call(
+            out.data_ptr(), ctypes.addressof(matrix.struct), x.data_ptr(), len(x), x.stride(0), DTYPES[x.dtype]
+        )
+        if status:
+            library.check(status, "linear")
+        return out if args.bias is None else out.add_(args.bias)
+
+    return linear
 
 
 def _rms_norm(library: NativeLibrary) -> Callable[[RMSNorm], torch.Tensor]:

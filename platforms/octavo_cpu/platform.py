@@ -4,11 +4,22 @@ from collections.abc import Mapping
 
 import torch
 
-from octavo.contract import AttentionBackend, Capabilities, MemoryInfo, OpImpl, Platform, PlatformError
+from octavo.contract import (
+    AttentionBackend,
+    Capabilities,
+    CompileRequest,
+    MemoryInfo,
+    OpImpl,
+    Platform,
+    PlatformError,
+    Program,
+)
 from octavo_cpu import host
 from octavo_cpu.attention import NativeAttention
+from octavo_cpu.matrix import WEIGHT_FORMATS
 from octavo_cpu.native import NativeLookup, find_native
 from octavo_cpu.ops import native_ops
+from octavo_cpu.program import NativeProgram, can_compile
 
 __all__ = ["CpuPlatform"]
 
@@ -31,6 +42,7 @@ class CpuPlatform(Platform):
             self._native = find_native() if native is None else native
         except ValueError as error:
             raise PlatformError(str(error)) from None
+        self._generic_because = ""
         num_threads, source = host.usable_threads()
         self.set_num_threads(num_threads)
         self._thread_source = source
@@ -60,9 +72,22 @@ class CpuPlatform(Platform):
         """Native ops, where the library is there."""
         return [] if self._native.library is None else native_ops(self._native.library)
 
+    def weight_formats(self) -> tuple[str, ...]:
+        """Those of the native products."""
+        return () if self._native.library is None else WEIGHT_FORMATS
+
     def attention_backends(self) -> list[AttentionBackend]:
         """Native attention, where the library is there."""
         return [] if self._native.library is None else [NativeAttention(self._native.library)]
+
+    def compile(self, request: CompileRequest) -> Program | None:
+        """Dense decoders, in float32 and bfloat16 and quantised."""
+        library = self._native.library
+        if library is None:
+            return None
+        covered = can_compile(library, request)
+        self._generic_because = "; ".join(covered.reasons) if not covered else ""
+        return NativeProgram(library, request) if covered else None
 
     def set_num_threads(self, num_threads: int) -> None:
         """Of the native kernels and of torch's, which run in turn."""
@@ -83,6 +108,9 @@ class CpuPlatform(Platform):
             built, usable = ", ".join(library.isas_built), ", ".join(library.isas_usable)
             isa = f"{library.isa} in use; built: {built}; this processor runs: {usable}"
             kernels = str(library.path)
+        because = (
+            {"generic program": f"{self._generic_because}: not in the native one"} if self._generic_because else {}
+        )
         pages = host.huge_pages()
         uses = {"always": "KV blocks lie in them", "madvise": "KV blocks ask for them"}
         return {
@@ -91,4 +119,5 @@ class CpuPlatform(Platform):
             "threads": f"{self._num_threads} ({self._thread_source})",
             "huge pages": f"{pages}; {uses.get(pages, 'KV blocks lie in small pages, which read slower')}",
             "native kernels": kernels,
+            **({"generic program": f"{because}: not in the native one"} if because else {}),
         }

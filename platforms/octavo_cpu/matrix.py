@@ -1,0 +1,87 @@
+"""Packed matrices: weights in the order in which the native products read them."""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from octavo.contract import QuantizedWeight, Weight
+from octavo_cpu.memory import zeros
+from octavo_cpu.native import DTYPES, NativeLibrary
+from octavo_cpu.structures import MatrixStruct
+
+__all__ = ["WEIGHT_FORMATS", "PackedMatrix", "pack"]
+
+WEIGHT_FORMATS = ("int8", "int4")  # beside dense
+_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+_INT8, _INT4, _INT4_MIN = 2, 3, 4
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A matrix [N, K] for `octavo_linear` and decoders.
+
+    Attributes:
+        struct: what the library reads; it points into `memory` and `bias`.
+        memory: the packed weights.
+        bias: [N] float32, or None.
+
+    """
+
+    struct: MatrixStruct
+    memory: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the packed weights."""
+        return self.memory.nbytes
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Of the operands of its products."""
+        format_id = int(self.struct.format)
+        return next((dtype for dtype, known in _FORMATS.items() if known == format_id), torch.int8)
+
+
+def pack(
+    library: NativeLibrary,
+    weight: Weight,
+    dtype: torch.dtype,
+    *,
+    bias: torch.Tensor | None = None,
+    gated: bool = False,
+) -> PackedMatrix:
+    """Pack a matrix [N, K].
+
+    Args:
+        library: that will multiply it.
+        weight: quantised, kept as it is; or dense, of any float dtype.
+        dtype: float32 or bfloat16: what a dense one is stored in.
+        bias: [N], or None.
+        gated: its rows are those of a gate and as many of what the gate multiplies.
+
+    """
+    bias = None if bias is None else bias.float().contiguous()
+    num_rows, num_columns = weight.shape
+    struct = MatrixStruct(rows=num_rows, cols=num_columns, gated=int(gated))
+    if bias is not None:
+        struct.bias = bias.data_ptr()
+    if isinstance(weight, QuantizedWeight):
+        struct.format = _INT8 if weight.bits == 8 else _INT4 if weight.mins is None else _INT4_MIN
+        struct.cols = weight.scales.shape[1] * 32
+    else:
+        struct.format = _FORMATS[dtype]
+    address = ctypes.addressof(struct)
+    memory = zeros(library.packed_bytes(address), torch.uint8)
+    if isinstance(weight, QuantizedWeight):
+        mins = None if weight.mins is None else weight.mins.data_ptr()
+        tensors = weight.codes.data_ptr(), weight.scales.data_ptr(), mins
+        status = library.pack_groups(memory.data_ptr(), address, *tensors)
+    else:
+        weight = weight.contiguous()
+        status = library.pack_dense(memory.data_ptr(), address, weight.data_ptr(), DTYPES[weight.dtype])
+    library.check(status, f"packing a matrix {[num_rows, num_columns]}")
+    struct.cols = num_columns
+    struct.data = memory.data_ptr()
+    return PackedMatrix(struct, memory, bias)
