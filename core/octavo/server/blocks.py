@@ -30,7 +30,6 @@ class Block:
         text: so far; of a call, its arguments.
         name: of the tool, for a call.
         call_id: of a call.
-        is_over: whether nothing more comes.
 
     """
 
@@ -39,7 +38,6 @@ class Block:
     text: str = ""
     name: str = ""
     call_id: str = ""
-    is_over: bool = False
 
 
 class Step(NamedTuple):
@@ -89,7 +87,6 @@ class _Blocks:
 
     def _end(self, steps: list[Step]) -> None:
         if self.all:
-            self.all[-1].is_over = True
             steps.append(Step("end", self.all[-1]))
 
 

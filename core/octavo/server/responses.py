@@ -262,7 +262,7 @@ class _Response(BlockAnswer):
         where = {"item_id": self._id(block), "content_index": 0}
         name = "output_text" if block.kind == "text" else "reasoning_text"
         if step.what == "begin":
-            item = {**self._item(block), "content": []}
+            item = {**self._item(block, "in_progress"), "content": []}
             part = self._part(block, "", [])
             return [("output_item.added", {"item": item}), ("content_part.added", {**where, "part": part})]
         grown = []
@@ -289,7 +289,7 @@ class _Response(BlockAnswer):
         """The events of a tool call."""
         block, where = step.block, {"item_id": self._id(step.block)}
         if step.what == "begin":
-            return [("output_item.added", {"item": {**self._item(block), "arguments": ""}})]
+            return [("output_item.added", {"item": {**self._item(block, "in_progress"), "arguments": ""}})]
         if step.what == "grow":
             return [("function_call_arguments.delta", {**where, "delta": step.text})]
         done = {**where, "name": block.name, "arguments": block.text}
@@ -304,10 +304,9 @@ class _Response(BlockAnswer):
         state = _state("incomplete" if self._is_cut else "completed")
         return {**self._head, **state, "output": items, "usage": self._usage(output)}
 
-    def _item(self, block: Block) -> dict[str, Any]:
-        """A block as an item of the output, as far as it came."""
-        status = "in_progress"
-        if block.is_over:
+    def _item(self, block: Block, status: str | None = None) -> dict[str, Any]:
+        """A block as an item of the output, of this status or, when it is over, of its own."""
+        if status is None:
             status = "incomplete" if self._is_cut and block is self._blocks[-1] else "completed"
         item: dict[str, Any] = {"id": self._id(block), "status": status}
         if block.kind == "call":
