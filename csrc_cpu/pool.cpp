@@ -21,18 +21,40 @@ inline void relax() {
 #endif
 }
 
+constexpr int kMaxParts = 64;
+
+// The work is cut into as many parts as threads are wanted. A thread walks through its own part first, so that what
+// it reads next lies where it reads, and then helps with those of others.
 struct Job {
     RangeFunction function = nullptr;
     const void* context = nullptr;
     int64_t count = 0;
     int64_t grain = 1;
-    alignas(64) std::atomic<int64_t> next{0};
+    int num_parts = 1;
+    struct alignas(64) Part {
+        std::atomic<int64_t> next{0};
+        int64_t end = 0;
+    } parts[kMaxParts];
 
-    void drain() {
-        for (;;) {
-            const int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
-            if (begin >= count) return;
-            function(context, begin, std::min(begin + grain, count));
+    void open(int64_t ranges_count, int64_t ranges_grain, int threads) {
+        count = ranges_count;
+        grain = ranges_grain;
+        num_parts = std::min(threads, kMaxParts);
+        const int64_t num_ranges = (count + grain - 1) / grain;
+        for (int i = 0; i < num_parts; ++i) {
+            parts[i].next.store(num_ranges * i / num_parts * grain, std::memory_order_relaxed);
+            parts[i].end = std::min(count, num_ranges * (i + 1) / num_parts * grain);
+        }
+    }
+
+    void drain(int thread) {
+        for (int i = 0; i < num_parts; ++i) {
+            Part& part = parts[(thread + i) % num_parts];
+            while (part.next.load(std::memory_order_relaxed) < part.end) {
+                const int64_t begin = part.next.fetch_add(grain, std::memory_order_relaxed);
+                if (begin >= part.end) break;
+                function(context, begin, std::min(begin + grain, part.end));
+            }
         }
     }
 };
@@ -44,16 +66,16 @@ public:
     std::atomic<int> limit{1};
 
     void run(int64_t count, int64_t grain, RangeFunction function, const void* context) {
-        spawn(static_cast<int>(std::min<int64_t>(limit.load(std::memory_order_relaxed), (count + grain - 1) / grain)));
+        const int64_t num_ranges = (count + grain - 1) / grain;
+        const int threads = static_cast<int>(std::min<int64_t>(limit.load(std::memory_order_relaxed), num_ranges));
+        spawn(threads);
         job_.function = function;
         job_.context = context;
-        job_.count = count;
-        job_.grain = grain;
-        job_.next.store(0, std::memory_order_relaxed);
+        job_.open(count, grain, threads);
         state_.store(kOpen, std::memory_order_release);
         ticket_.fetch_add(1, std::memory_order_seq_cst);
         if (asleep_.load(std::memory_order_seq_cst) > 0) ticket_.notify_all();
-        job_.drain();
+        job_.drain(0);
         state_.fetch_and(~kOpen, std::memory_order_acq_rel);
         for (int spins = 0;;) {
             const uint32_t inside = state_.load(std::memory_order_acquire);
@@ -101,7 +123,7 @@ private:
         for (;;) {
             const uint32_t seen = ticket_.load(std::memory_order_acquire);
             if (index < limit.load(std::memory_order_relaxed) && enter()) {
-                job_.drain();
+                job_.drain(index);
                 if (state_.fetch_sub(1, std::memory_order_acq_rel) == 1) state_.notify_one();
             }
             wait(seen);

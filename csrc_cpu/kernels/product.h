@@ -124,12 +124,32 @@ constexpr int64_t kGroupBytes = Codes::kCodeBytes + kPanelColumns * 2 * (Codes::
 constexpr int panel_of(int vector) { return vector / kPanelVectors; }
 constexpr int column_of(int vector) { return vector % kPanelVectors * kLanes; }
 
-constexpr int64_t kAhead = 4096;  // bytes between what is read and what is fetched, where weights come from memory
+// What a tile fetches meanwhile: its own weights from further on, where they come from memory; or those of the next
+// unit into the second cache.
+struct NoFetch {
+    OCTAVO_INLINE void weights(const char*, int64_t) const {}
+    OCTAVO_INLINE void step() {}
+};
+template <int Ahead>
+struct FetchAhead {
+    OCTAVO_INLINE void weights(const char* w, int64_t offset) const { prefetch(w, offset + Ahead); }
+    OCTAVO_INLINE void step() {}
+};
+struct FetchNext {
+    const char*& next;
+    const char* end;
+    int64_t lines;
+    OCTAVO_INLINE void weights(const char*, int64_t) const {}
+    OCTAVO_INLINE void step() {
+        for (int64_t i = 0; i < lines && next < end; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+    }
+};
+constexpr int kAheadOne = 16384, kAheadFew = 4096;  // bytes; one row reads fastest
 
 // c[R][vectors from `first` on] += words [begin, end) of x times the panels.
-template <class Word, int R, int V>
+template <class Word, int R, int V, class Fetch>
 void dense_tile(const char* x, int64_t x_bytes, const char* panels, int64_t panel_bytes, int first, int64_t begin,
-                int64_t end, float* c) {
+                int64_t end, float* c, Fetch fetch) {
     Floats sums[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -146,8 +166,9 @@ void dense_tile(const char* x, int64_t x_bytes, const char* panels, int64_t pane
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
             weights[v] = load_words(w[v] + s * (kPanelColumns * 4));
-            if constexpr (R == 1) prefetch(w[v], s * (kPanelColumns * 4) + kAhead);
+            fetch.weights(w[v], s * (kPanelColumns * 4));
         }
+        fetch.step();
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const Words input = splat_word(x + r * x_bytes + s * 4);
@@ -188,7 +209,7 @@ void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t pan
                 weights[v] = Codes::quad(w[v], q, column_of(first + v));
                 if constexpr (R == 1) {
                     if (q < Codes::kCodeBytes / (4 * kPanelColumns)) {
-                        prefetch(w[v], kAhead + (q * kPanelColumns + column_of(first + v)) * 4);
+                        prefetch(w[v], kAheadFew + (q * kPanelColumns + column_of(first + v)) * 4);
                     }
                 }
             }
@@ -238,16 +259,28 @@ OCTAVO_INLINE void with_rows(int64_t rows, const Body& body) {
 
 template <class Word, int V>
 void dense_unit(const Product& p, float* c, int64_t row, int64_t rows, const char* panels, int first) {
-    const int64_t bytes = p.x.stride * (p.x.format == OCTAVO_FORMAT_FLOAT32 ? 4 : 2);
-    const int64_t words = p.x.groups * kGroup * (p.x.format == OCTAVO_FORMAT_FLOAT32 ? 4 : 2) / 4;
+    const int64_t word_bytes = 4, bytes = p.x.stride * (p.x.format == OCTAVO_FORMAT_FLOAT32 ? 4 : 2);
+    const int64_t words = p.x.groups * kGroup * (p.x.format == OCTAVO_FORMAT_FLOAT32 ? 4 : 2) / word_bytes;
     const char* x = static_cast<const char*>(p.x.data) + row * bytes;
+    const int64_t other_tiles = (rows - 1) / kDenseRows;
+    const char* next = panels + (panel_of(first + V - 1) + 1) * p.panel_bytes;
+    const char* const next_end = next + (panel_of(V - 1) + 1) * p.panel_bytes;
+    const int64_t lines = other_tiles ? (V * kLanes * word_bytes / 64 + other_tiles - 1) / other_tiles : 0;
+    const auto tile = [&](int64_t r, int64_t n, int64_t begin, int64_t end, auto fetch) {
+        with_rows<kDenseRows>(n, [&](auto count) OCTAVO_LAMBDA {
+            dense_tile<Word, decltype(count)::rows, V>(x + r * bytes, bytes, panels, p.panel_bytes, first, begin, end,
+                                                       c + r * kUnitColumns, fetch);
+        });
+    };
     for (int64_t begin = 0; begin < words; begin += kSpanWords) {
         const int64_t end = smaller(words, begin + kSpanWords);
-        for (int64_t r = 0; r < rows; r += kDenseRows) {
-            with_rows<kDenseRows>(smaller<int64_t>(kDenseRows, rows - r), [&](auto n) OCTAVO_LAMBDA {
-                dense_tile<Word, decltype(n)::rows, V>(x + r * bytes, bytes, panels, p.panel_bytes, first, begin, end,
-                                                       c + r * kUnitColumns);
-            });
+        if (rows == 1) {
+            dense_tile<Word, 1, V>(x, bytes, panels, p.panel_bytes, first, begin, end, c, FetchAhead<kAheadOne>());
+            continue;
+        }
+        tile(0, smaller<int64_t>(kDenseRows, rows), begin, end, FetchAhead<kAheadFew>());
+        for (int64_t r = kDenseRows; r < rows; r += kDenseRows) {
+            tile(r, smaller<int64_t>(kDenseRows, rows - r), begin, end, FetchNext{next, next_end, lines});
         }
     }
 }
