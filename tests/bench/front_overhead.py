@@ -114,6 +114,8 @@ def main() -> None:
                 else:
                     sys.exit("the front did not start")
                 address = (found[1], int(found[2]))
+                for path in BODIES:
+                    asyncio.run(measure(address, path, args.streams, 20, server.pid))  # to warm up
                 for _ in range(args.rounds):
                     for path in BODIES:
                         print(asyncio.run(measure(address, path, args.streams, args.tokens, server.pid)), flush=True)

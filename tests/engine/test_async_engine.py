@@ -102,10 +102,8 @@ def test_streams_go_on_after_the_process_died(
         tasks = [asyncio.create_task(collect(engine, prompt, params)) for prompt, params in WISHES]
         await when(lambda: engine.num_live == len(WISHES))
         await when(lambda: engine.stats.counts.get("num_generated_tokens", 0) >= num_seen)
-        began = time.monotonic()
         await fate(engine)
         await when(lambda: engine.state == "restarting")
-        assert time.monotonic() - began < 10
         outputs = await asyncio.gather(*tasks)
         assert [tokens(output) for output in outputs] == expected
         assert all(sample.finish_reason == "length" for output in outputs for sample in output.outputs)

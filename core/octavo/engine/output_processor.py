@@ -27,48 +27,61 @@ class _Sample:
         self._params = params
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, prompt.token_ids, skip_special_tokens=params.skip_special_tokens)
-        self._stops = StopChecker(
-            params.stop,
-            include_stop_str_in_output=params.include_stop_str_in_output,
-            min_tokens=params.min_tokens,
-        )
+        self._stops: StopChecker | None = None
+        if params.stop:
+            self._stops = StopChecker(
+                params.stop,
+                include_stop_str_in_output=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+            )
 
     def take(self, update: SampleUpdate) -> bool:
         """Add what a step gave; returns whether a stop string ended the sample before the engine did."""
-        output = self.output
+        output, token_ids, reason = self.output, update.token_ids, update.finish_reason
         if output.finish_reason is not None:
             return False
-        for i, token_id in enumerate(update.token_ids):
-            output.token_ids.append(token_id)
-            if update.logprobs:
-                self._take_logprobs(update.logprobs[i])
-            is_last = update.finish_reason is not None and i == len(update.token_ids) - 1
-            ends = is_last and update.finish_reason == "stop"
-            if not self._params.detokenize or (ends and not self._params.include_stop_str_in_output):
-                continue
-            result = self._stops.add(self._detokenizer.add([token_id]))
-            self._show(result.text)
-            if result.stop is not None:
-                output.finish_reason, output.stop_reason = "stop", result.stop
-                return update.finish_reason is None
-        if update.finish_reason is not None:
-            self._finish(update.finish_reason, update.stop_reason)
+        shown = token_ids
+        if not self._params.detokenize:
+            shown = ()
+        elif reason == "stop" and not self._params.include_stop_str_in_output:
+            shown = token_ids[:-1]
+        if self._stops is None:
+            output.token_ids += token_ids
+            for logprobs in update.logprobs:
+                self._take_logprobs(logprobs)
+            if shown:
+                output.text += self._detokenizer.add(shown)
+        else:
+            for i, token_id in enumerate(token_ids):
+                output.token_ids.append(token_id)
+                if update.logprobs:
+                    self._take_logprobs(update.logprobs[i])
+                if i < len(shown) and self._is_stopped(self._detokenizer.add((token_id,))):
+                    return reason is None
+        if reason is not None:
+            self._finish(reason, update.stop_reason)
         return False
+
+    def _is_stopped(self, text: str, num_tokens: int = 1) -> bool:
+        """Show what no stop string can take back of a text; whether one ended the sample."""
+        assert self._stops is not None
+        result = self._stops.add(text, num_tokens)
+        output = self.output
+        output.text += result.text
+        if result.stop is not None:
+            output.finish_reason, output.stop_reason = "stop", result.stop
+        return result.stop is not None
 
     def _finish(self, reason: str, stop_reason: int | None) -> None:
         output = self.output
         output.finish_reason, output.stop_reason = reason, stop_reason
         if not self._params.detokenize:
             return
-        rest = self._stops.add(self._detokenizer.flush(), num_tokens=0)
-        self._show(rest.text)
-        if rest.stop is not None:
-            output.finish_reason, output.stop_reason = "stop", rest.stop
-        else:
-            self._show(self._stops.finish())
-
-    def _show(self, text: str) -> None:
-        self.output.text += text
+        rest = self._detokenizer.flush()
+        if self._stops is None:
+            output.text += rest
+        elif not self._is_stopped(rest, num_tokens=0):
+            output.text += self._stops.finish()
 
     def _take_logprobs(self, logprobs: TokenLogprobs) -> None:
         output = self.output
@@ -118,24 +131,30 @@ class OutputProcessor:
 
         The output is the same object each time. None: the request is not known any more.
         """
-        if update.request_id in self._embeddings:
-            return self._take_embedding(update), []
         request = self._requests.get(update.request_id)
         if request is None:
-            return None, []
+            return self._take_embedding(update), []
         output = request.output
         output.num_cached_tokens = update.num_cached_tokens
+        output.error = update.error
         if output.prompt_logprobs is not None:
             output.prompt_logprobs.extend(_alternatives(lp, self._tokenizer) for lp in update.prompt_logprobs)
-        stopped = [change.index for change in update.samples if request.samples[change.index].take(change)]
-        output.error = update.error
-        output.finished = all(sample.output.finish_reason is not None for sample in request.samples)
-        if output.finished:
-            del self._requests[update.request_id]
+        stopped, has_ended = [], update.is_finished
+        for change in update.samples:
+            sample = request.samples[change.index]
+            if sample.take(change):
+                stopped.append(change.index)
+            has_ended = has_ended or sample.output.finish_reason is not None
+        if has_ended:
+            output.finished = all(sample.output.finish_reason is not None for sample in request.samples)
+            if output.finished:
+                del self._requests[update.request_id]
         return output, stopped
 
-    def _take_embedding(self, update: RequestUpdate) -> EmbeddingOutput:
-        output = self._embeddings[update.request_id]
+    def _take_embedding(self, update: RequestUpdate) -> EmbeddingOutput | None:
+        output = self._embeddings.get(update.request_id)
+        if output is None:
+            return None
         output.num_cached_tokens, output.error = update.num_cached_tokens, update.error
         if update.is_finished:
             del self._embeddings[update.request_id]

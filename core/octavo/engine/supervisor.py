@@ -6,11 +6,11 @@ import os
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from octavo.config import EngineConfig
 from octavo.engine.board import Board
@@ -21,6 +21,8 @@ __all__ = ["EngineProcess"]
 CHILD_MODULE = "octavo.engine.child"  # what runs in the process
 WATCH_SECONDS = 0.5  # between looks at the board
 STOP_SECONDS = 5.0  # that a process has to end by itself
+DRAIN_SECONDS = 0.005  # without a message, after which a process that is gone has no more to say
+MAX_TURN = 64  # messages that are taken before others have their turn
 
 logger = logging.getLogger(__name__)
 
@@ -39,15 +41,18 @@ class EngineProcess:
         self._stall_timeout = stall_timeout
         self._folder = tempfile.TemporaryDirectory(prefix="octavo-")
         self._board = Board.create(max_requests)
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.set_hwm(0)
-        self._outbox: asyncio.Queue[ToEngine] = asyncio.Queue()
+        self._outbox: deque[bytes] = deque()
+        self._on_message: Callable[[FromEngine], None] | None = None
+        self._num_received = 0
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ready = False
         self._stall: str | None = None
-        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.death: asyncio.Future[str] = self._loop.create_future()
 
     @property
     def pid(self) -> int:
@@ -61,23 +66,23 @@ class EngineProcess:
         return self._board.in_step
 
     async def start(self, on_message: Callable[[FromEngine], None]) -> None:
-        """Start the process; `on_message` is awaited for each of its messages, in order."""
+        """Start it; `on_message` is called with each of its messages, in order."""
+        self._on_message = on_message
         address = f"ipc://{Path(self._folder.name) / 'engine'}"
         self._socket.bind(address)
+        # The descriptor tells of changes alone, not of what is there (ZMQ_FD): every turn looks for all of it. Pyzmq's
+        # own futures take a tenth of a millisecond a message, which is much where each step of the engine is one.
+        self._loop.add_reader(self._socket.fileno(), self._turn)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", CHILD_MODULE, address, str(os.getpid()), stdin=asyncio.subprocess.DEVNULL
         )
         self.send(Start(self._config.flat(), str(self._board.path), self._max_requests))
-        self._tasks = [
-            asyncio.create_task(self._transmit()),
-            asyncio.create_task(self._receive(on_message)),
-            asyncio.create_task(self._watch()),
-            asyncio.create_task(self._wait()),
-        ]
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._wait())]
 
     def send(self, message: ToEngine) -> None:
         """Send a message, in the order of the calls and without waiting; one to a process that is gone is lost."""
-        self._outbox.put_nowait(message)
+        self._outbox.append(encode(message))
+        self._loop.call_soon(self._turn)
 
     async def stop(self) -> None:
         """Ask the process to end, then make it; returns when it is gone."""
@@ -101,31 +106,58 @@ class EngineProcess:
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
-        self._socket.close(linger=0)
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close(linger=0)
         self._board.remove()
         self._folder.cleanup()
 
-    async def _transmit(self) -> None:
-        """Send what callers left; waits while the process takes nothing, for ever where it is gone."""
-        while True:
-            await self._socket.send(encode(await self._outbox.get()))
+    def _turn(self) -> None:
+        """Send what callers left, as much as the process takes, and take what it has sent."""
+        if self._socket.closed:
+            return
+        try:
+            while self._outbox:
+                self._socket.send(self._outbox[0], zmq.DONTWAIT)
+                self._outbox.popleft()
+        except zmq.Again:  # it is not there yet, or never will be
+            pass
+        for _ in range(MAX_TURN):
+            try:
+                data = self._socket.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self._num_received += 1
+            self._hear(data)
+            if self._socket.closed:
+                return
+        self._loop.call_soon(self._turn)
 
-    async def _receive(self, on_message: Callable[[FromEngine], None]) -> None:
-        while True:
-            message = decode_from_engine(await self._socket.recv())
-            self._is_ready = self._is_ready or isinstance(message, Ready)
-            on_message(message)
+    def _hear(self, data: bytes) -> None:
+        assert self._on_message is not None
+        message = decode_from_engine(data)
+        self._is_ready = self._is_ready or isinstance(message, Ready)
+        try:
+            self._on_message(message)
+        except Exception:  # a fault of ours, which must not keep us from hearing the rest
+            logger.exception("a message of the engine could not be taken")
 
     async def _watch(self) -> None:
-        """End a process whose signs of life stand still: a stall is a death that has not been noticed."""
-        beats, since = self._board.num_beats, time.monotonic()
+        """End a process whose signs of life stand still: a stall is a death that has not been noticed.
+
+        Time in which this process did not run either (a machine that was suspended) says nothing about the other.
+        """
+        period = min(WATCH_SECONDS, self._stall_timeout / 4)
+        beats, still, looked = self._board.num_beats, 0.0, time.monotonic()
         while True:
-            await asyncio.sleep(min(WATCH_SECONDS, self._stall_timeout / 4))
-            now = time.monotonic()
+            await asyncio.sleep(period)
+            before, looked = looked, time.monotonic()
             if not self._is_ready or self._board.num_beats != beats:
-                beats, since = self._board.num_beats, now
-            elif now - since > self._stall_timeout:
-                self._stall = f"it made no progress for {now - since:.0f} s (stall_timeout)"
+                beats, still = self._board.num_beats, 0.0
+                continue
+            still += min(looked - before, 2 * period)
+            if still > self._stall_timeout:
+                self._stall = f"it made no progress for {still:.0f} s (stall_timeout)"
                 logger.error("engine process %d: %s; it is ended", self.pid, self._stall)
                 self.kill()
                 return
@@ -139,8 +171,9 @@ class EngineProcess:
             self.death.set_result(self._stall or f"it ended with {how}")
 
     async def _drain(self) -> None:
-        """Let the receiver take what the process had sent before it ended."""
-        for _ in range(20):
-            if not await self._socket.poll(5):
-                return
-            await asyncio.sleep(0.005)
+        """Take what the process had sent before it ended."""
+        before = -1
+        while before < self._num_received:
+            before = self._num_received
+            await asyncio.sleep(DRAIN_SECONDS)
+            self._turn()

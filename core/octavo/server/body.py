@@ -92,9 +92,9 @@ def decode_body(body: bytes, kind: type[Kind], unknown: UnknownFields, where: st
             unknown.note(name, where)
         elif raw != b"null":
             given[name] = _decode(decoder, raw, name)
-    for field in msgspec.structs.fields(kind):
-        if field.required and field.name not in given:
-            raise ApiError(400, f"{field.name} is missing", field.name)
+    for name in _required(kind):
+        if name not in given:
+            raise ApiError(400, f"{name} is missing", name)
     return kind(**given)
 
 
@@ -133,3 +133,8 @@ def _reason(error: Exception) -> str:
 @cache
 def _decoders(kind: type[msgspec.Struct]) -> dict[str, msgspec.json.Decoder[Any]]:
     return {field.encode_name: msgspec.json.Decoder(field.type) for field in msgspec.structs.fields(kind)}
+
+
+@cache
+def _required(kind: type[msgspec.Struct]) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(kind) if field.required]

@@ -81,16 +81,16 @@ class PieceStream:
         self._num_spaces_to_drop = pieces.num_leading_spaces if begins else 0
 
     def add(self, token_ids: Iterable[int]) -> str:
-        texts = []
+        text = ""
         for token_id in token_ids:
             if token_id in self._skipped:
                 continue
             piece = self._pieces[token_id]
             if isinstance(piece, bytes):
-                texts.append(self._decode(piece))
+                text += self._decode(piece)
             elif piece:
-                texts += (self._decode(b"", final=True), piece)
-        return self._trim("".join(texts))
+                text += self._decode(b"", final=True) + piece
+        return self._trim(text) if self._num_spaces_to_drop else text
 
     def flush(self) -> str:
         return self._trim(self._decode(b"", final=True))
