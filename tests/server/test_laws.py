@@ -39,12 +39,13 @@ OURS = {
     "gauge": """
         num_requests_running num_requests_waiting num_requests_swapped num_requests_waiting_by_reason num_live_requests
         engine_ready kv_cache_usage_ratio host_cache_usage_ratio prefix_cache_hit_ratio num_blocks num_free_blocks
-        num_used_blocks num_cached_blocks num_shared_blocks num_host_blocks num_used_host_blocks cache_config_info""",
+        num_used_blocks num_cached_blocks num_shared_blocks num_host_blocks num_used_host_blocks draft_acceptance_ratio
+        draft_efficiency_ratio cache_config_info""",
     "counter": """
         requests_received requests_finished requests_admitted engine_restarts corrupted_requests prompt_tokens
         prompt_tokens_cached prompt_tokens_computed prompt_tokens_by_source generation_tokens tokens
         prefix_cache_queries prefix_cache_hits num_preemptions num_swaps computed_tokens recomputed_tokens steps
-        failed_steps request_success admission_rejections""",
+        failed_steps request_success admission_rejections drafts draft_tokens accepted_tokens emitted_tokens""",
     "histogram": """
         iteration_tokens_total time_to_first_token_seconds inter_token_latency_seconds
         request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
@@ -102,6 +103,7 @@ class Shown:
         assert self["iteration_tokens_total_sum"] == self["computed_tokens_total"]
         assert self["iteration_tokens_total_count"] == self["steps_total"]
         assert self["num_swaps_total"] <= self["num_preemptions_total"]
+        assert self["accepted_tokens_total"] <= self["draft_tokens_total"]
         for name, value in self.values.items():
             if name.startswith("vllm:") and (ours := self.values.get(name.replace("vllm:", "octavo:"))) is not None:
                 assert value == ours, name

@@ -89,6 +89,14 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "recomputed_tokens": ("Tokens computed again after a preemption.", ("num_recomputed_tokens",), ()),
     "steps": ("Steps.", ("num_steps",), ()),
     "failed_steps": ("Steps that failed.", ("num_failed_steps",), ()),
+    "drafts": ("Times that next tokens were guessed.", ("num_drafts",), ("spec_decode_num_drafts",)),
+    "draft_tokens": ("Tokens guessed.", ("num_draft_tokens",), ("spec_decode_num_draft_tokens",)),
+    "accepted_tokens": ("Those that were right.", ("num_accepted_tokens",), ("spec_decode_num_accepted_tokens",)),
+    "emitted_tokens": (
+        "Those that were right, and the one that came after each guess.",
+        ("num_accepted_tokens", "num_drafts"),
+        ("spec_decode_num_emitted_tokens",),
+    ),
     "requests_admitted": ("Requests admitted.", ("num_admitted",), ()),
 }
 
@@ -97,9 +105,5 @@ ABSENT = (  # counters of what is not there: vLLM's dashboards find a 0
     "external_prefix_cache_hits",
     "mm_cache_queries",
     "mm_cache_hits",
-    "spec_decode_num_drafts",
-    "spec_decode_num_draft_tokens",
-    "spec_decode_num_accepted_tokens",
-    "spec_decode_num_emitted_tokens",
 )
 NOT_NUMBERS = "that are not numbers"  # in the error of a request whose logits or hidden states were none

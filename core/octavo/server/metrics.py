@@ -243,8 +243,12 @@ class Scrape(Collector):
         ):
             yield from gauge(f"num_{kind}blocks", [], about, number)
 
-        for name in ("spec_decode_draft_acceptance_rate", "spec_decode_efficiency"):
-            yield from gauge(None, [name], "Nothing is drafted.", 0.0)
+        drafted, rates = self.counts["draft_tokens"], ["spec_decode_draft_acceptance_rate"]
+        rate = _share(self.counts["accepted_tokens"], drafted)
+        yield from gauge("draft_acceptance_ratio", rates, "Guessed tokens that were right, 0 to 1.", rate)
+        efficiency = _share(self.counts["emitted_tokens"], drafted + self.counts["drafts"])
+        about = "Tokens that came of guesses, over the most that could have."
+        yield from gauge("draft_efficiency_ratio", ["spec_decode_efficiency"], about, efficiency)
         awake = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
         names = self._names(None, ["engine_sleep_state"])
         yield from self._labelled(GaugeMetricFamily, names, "It does not sleep.", "sleep_state", awake)
@@ -276,7 +280,7 @@ class Scrape(Collector):
         for name in ABSENT:
             yield from self._counter(None, (name,), "Not there: always 0.", 0)
         names = self._names(None, ["spec_decode_num_accepted_tokens_per_pos"])
-        yield from self._labelled(CounterMetricFamily, names, "Nothing is drafted.", "position", {})
+        yield from self._labelled(CounterMetricFamily, names, "Not told apart.", "position", {})
         sources = {
             "local_compute": self.counts["prompt_tokens_computed"],
             "local_cache_hit": self.counts["prompt_tokens_cached"],
