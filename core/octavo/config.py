@@ -47,7 +47,7 @@ class ModelConfig:
     model: str = _setting("demo", "folder in Hugging Face layout, .gguf file, hub name, or 'demo'")
     tokenizer: str | None = _setting(None, "folder or file of the tokenizer, where it is not the model's own")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        "auto", "of weights and activations; auto: the checkpoint's, where the platform has it"
+        "auto", "of activations, and of weights that are not packed; auto: the checkpoint's, where the platform has it"
     )
     max_model_len: int | None = _setting(
         None, "longest prompt and output together, in tokens; unset: the model's own", at_least=1
@@ -60,7 +60,12 @@ class ModelConfig:
         "whose program runs the model; native: ours; hf: transformers', with our attention; auto: native where we have "
         "the family, else hf",
     )
-    quantization: str | None = _setting(None, "weight format made at load; unset: as the file has them")
+    quantization: Literal["auto", "none", "int8", "int4"] = _setting(
+        "auto",
+        "weights made small at load, in groups of 32: int8, or int4 with an int8 embedding and head; none: in dtype; "
+        "auto: in dtype where that is given, else as the checkpoint has them: GGUF's Q8_0, Q4_0 and Q4_1 stay packed "
+        "where the platform takes them",
+    )
     seed: int = _setting(
         0, "from which the seeds of requests without one are drawn", at_least=-(2**63), at_most=2**63 - 1
     )

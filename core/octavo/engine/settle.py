@@ -7,7 +7,8 @@ import torch
 from octavo.config import EngineConfig
 from octavo.contract import Capabilities, Platform
 from octavo.errors import ConfigError
-from octavo.model.describe import ModelDescription
+from octavo.model.description import ModelDescription, NativeModel
+from octavo.model.precision import NEEDS
 
 __all__ = ["settle", "torch_dtype"]
 
@@ -34,8 +35,8 @@ def settle(config: EngineConfig, description: ModelDescription, platform: Platfo
     """
     capabilities = platform.capabilities()
     flat = config.flat()
-    given = {name: value for name, value in flat.items() if value not in (None, "auto")}
-    flat |= {name: value for name, value in platform.config_defaults(given).items() if name not in given}
+    asked = {name: value for name, value in flat.items() if value not in (None, "auto")}
+    flat |= {name: value for name, value in platform.config_defaults(asked).items() if name not in asked}
     flat["dtype"] = _dtype(flat["dtype"], description, capabilities)
     flat["kv_cache_dtype"] = _kv_dtype(flat["kv_cache_dtype"], flat["dtype"], capabilities)
     flat["max_model_len"] = _max_model_len(flat["max_model_len"], description)
@@ -57,11 +58,24 @@ def settle(config: EngineConfig, description: ModelDescription, platform: Platfo
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if flat[name] != 1:
             raise ConfigError(f"{name} is {flat[name]}, and this version runs a model on one device: set it to 1")
-    if flat["quantization"] is not None:
-        raise ConfigError(
-            f"quantization {flat['quantization']!r} is not known; leave it unset to run weights as they are"
-        )
+    if flat["quantization"] == "auto" and "dtype" in asked:
+        flat["quantization"] = "none"  # whoever names a dtype of weights is given weights of that dtype
+    _check_quantization(flat["quantization"], description, platform)
     return EngineConfig.of(**flat)
+
+
+def _check_quantization(quantization: str, description: ModelDescription, platform: Platform) -> None:
+    needed, taken = NEEDS.get(quantization, ()), platform.weight_formats()
+    if not set(needed) <= set(taken):
+        raise ConfigError(
+            f"quantization is {quantization}, and platform {platform.name} takes "
+            f"{' and '.join(taken) or 'dense'} weights alone; set it to auto or none"
+        )
+    if needed and not isinstance(description, NativeModel):
+        raise ConfigError(
+            f"quantization is {quantization}, and {description.architecture} runs in transformers' own program, which "
+            "takes dense weights; set it to auto or none"
+        )
 
 
 def _name(dtype: torch.dtype) -> str:

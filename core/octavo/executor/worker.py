@@ -17,6 +17,7 @@ from octavo.contract import (
     Probe,
     Program,
     ProgramCosts,
+    QuantizedWeight,
     Support,
 )
 from octavo.errors import ConfigError, OctavoError, PlatformError
@@ -29,6 +30,7 @@ from octavo.model.describe import load_weights
 from octavo.model.description import HfModel, ModelDescription, NativeModel
 from octavo.model.generic import GenericProgram
 from octavo.model.kv_groups import KVGroup, group_layers, kv_groups
+from octavo.model.precision import Precision, told_weights
 from octavo.scheduler.messages import ModelRunnerOutput, SchedulerOutput
 from octavo.text.grammar import GrammarCompiler
 
@@ -49,6 +51,7 @@ class _Loaded:
     groups: tuple[KVGroup, ...]
     backends: tuple[AttentionBackend, ...]
     weight_bytes: int
+    weights: str  # how many matrices in which form
 
 
 class Worker:
@@ -92,6 +95,7 @@ class Worker:
         self._log_manifest()
         self._program = loaded.program
         self.program_kind = loaded.kind
+        self._weights = loaded.weights
         self.row_invariant: Support = loaded.program.row_invariant
         if config.platform.deterministic and not self.row_invariant:
             raise ConfigError(
@@ -123,6 +127,7 @@ class Worker:
             "platform": f"{self.platform.name} on {self.platform.device}",
             "model": f"{self._description.files.name} ({self._description.architecture})",
             "program": self.program_kind,
+            "weights": self._weights,
             "row invariant": str(self.row_invariant),
             "op table": self.manifest.hash,
             **self.platform.diagnostics(),
@@ -194,7 +199,8 @@ def _load_hf(
     )
     program = HfProgram(description, model, dtype=dtype, device=device, groups=groups, backends=backends)
     num_bytes = _num_bytes([*model.parameters(), *model.buffers()])
-    return _Loaded(program, f"transformers' {description.class_name}", groups, backends, num_bytes)
+    told = told_weights(dict(model.named_parameters()))
+    return _Loaded(program, f"transformers' {description.class_name}", groups, backends, num_bytes, told)
 
 
 def _load_native(
@@ -205,7 +211,10 @@ def _load_native(
     groups = kv_groups(spec, block_size=_settled(config.cache.block_size), dtype=dtype, kv_dtype=kv_dtype)
     backends = tuple(resolver.resolve_attention(group.spec) for group in groups)
     seed = _seed_dummy(config)
-    weights = load_weights(description, dtype=dtype, device=device, progress=progress, seed_dummy=seed)
+    precision = Precision(config.model.quantization, platform.weight_formats())
+    weights = load_weights(
+        description, dtype=dtype, device=device, progress=progress, seed_dummy=seed, precision=precision
+    )
     request = CompileRequest(
         spec=spec,
         weights=weights,
@@ -227,7 +236,8 @@ def _load_native(
             max_model_len=_settled(config.model.max_model_len),
         )
         kind = "generic, on the op table"
-    return _Loaded(program, kind, groups, backends, _num_bytes(weights.values()))
+    parts = [t for w in weights.values() for t in (w.tensors if isinstance(w, QuantizedWeight) else (w,))]
+    return _Loaded(program, kind, groups, backends, _num_bytes(parts), told_weights(weights))
 
 
 def _seed_dummy(config: EngineConfig) -> int | None:

@@ -19,10 +19,12 @@ from octavo.contract import (
     Norm,
     OpSignature,
     QKNorm,
+    QuantizedWeight,
     RMSNorm,
     Rope,
     RotaryEmbedding,
     Support,
+    Weight,
 )
 from octavo.contract.rope import rope_table
 from octavo.hardware.resolve import OpResolver, ResolvedOp
@@ -37,7 +39,7 @@ class Blocks:
 
     def __init__(
         self,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, Weight],
         resolver: OpResolver,
         *,
         dtype: torch.dtype,
@@ -66,27 +68,45 @@ class Blocks:
         """The function that serves an op."""
         return self._resolve(op, traits).fn
 
+    def tensor(self, slot: str) -> torch.Tensor:
+        """The weight of a slot that is never quantised."""
+        weight = self.weights[slot]
+        assert isinstance(weight, torch.Tensor), f"{slot} is quantised"
+        return weight
+
+    def bias(self, slot: str) -> torch.Tensor | None:
+        """The bias of a slot; None where it has none."""
+        return self.tensor(f"{slot}.bias") if f"{slot}.bias" in self.weights else None
+
     def linear(self, slot: str) -> "LinearBlock":
         """The matrix of a slot, packed as its implementation wants it, with its bias if it has one."""
-        weight = self.weights[slot]
+        return self.matrix(self.weights[slot], self.bias(slot))
+
+    def matrix(self, weight: Weight, bias: torch.Tensor | None = None) -> "LinearBlock":
+        """A matrix [N, K], packed as its implementation wants it."""
         num_out, num_in = weight.shape
-        resolved = self._resolve("linear", {"weight_format": "dense", "in_features": num_in, "out_features": num_out})
+        traits: dict[str, int | str] = {
+            "weight_format": _format(weight),
+            "in_features": num_in,
+            "out_features": num_out,
+        }
+        resolved = self._resolve("linear", traits)
         packed = resolved.impl.prepare(weight) if resolved.impl.prepare else weight
-        return LinearBlock(resolved.fn, packed, self.weights.get(f"{slot}.bias"))
+        return LinearBlock(resolved.fn, packed, bias)
 
     def norm(self, slot: str, norm: Norm | None) -> "NormBlock | None":
         """The norm of a slot; None where the spec has none there."""
         if norm is None:
             return None
-        weight = self.weights[slot] if norm.weighted else None
+        weight = self.tensor(slot) if norm.weighted else None
         size = self.weights[slot].shape[-1] if norm.weighted else self.weights["embedding"].shape[1]
-        return NormBlock(self, norm, weight, self.weights.get(f"{slot}.bias"), size)
+        return NormBlock(self, norm, weight, self.bias(slot), size)
 
     def qk_norm(self, slot: str, qk_norm: QKNorm | None) -> "QKNormBlock | None":
         """The norm of queries or keys; None where the spec has none."""
         if qk_norm is None:
             return None
-        return QKNormBlock(self, qk_norm, self.weights[slot], self.weights.get(f"{slot}.bias"))
+        return QKNormBlock(self, qk_norm, self.tensor(slot), self.bias(slot))
 
     def mlp(self, at: str, mlp: Mlp) -> "MlpBlock":
         """The MLP whose slots are `at`.up and `at`.down."""
@@ -113,12 +133,17 @@ class Blocks:
     def embedding(self, slot: str) -> "EmbeddingBlock":
         """The table of a slot."""
         weight = self.weights[slot]
-        return EmbeddingBlock(self.op("embedding", hidden_size=weight.shape[1]), weight)
+        fn = self.op("embedding", hidden_size=weight.shape[1], weight_format=_format(weight))
+        return EmbeddingBlock(fn, weight, self.dtype if isinstance(weight, QuantizedWeight) else None)
 
     def _resolve(self, op: str, traits: Mapping[str, int | float | bool | str]) -> ResolvedOp:
         resolved = self._resolver.resolve(OpSignature(op, self.dtype, self.device.type, tuple(traits.items())))
         self.limit(f"{op} ({resolved.impl.provider})", resolved.impl.row_invariant)
         return resolved
+
+
+def _format(weight: Weight) -> str:
+    return weight.format if isinstance(weight, QuantizedWeight) else "dense"
 
 
 class LinearBlock:
@@ -205,11 +230,11 @@ class RopeBlock:
 class EmbeddingBlock:
     """ids [T] int64 -> [T, H]."""
 
-    def __init__(self, fn: Op, weight: torch.Tensor) -> None:
-        self._fn, self._weight = fn, weight
+    def __init__(self, fn: Op, weight: Weight, dtype: torch.dtype | None) -> None:
+        self._fn, self._weight, self._dtype = fn, weight, dtype
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self._fn(Embedding(ids, self._weight))
+        y: torch.Tensor = self._fn(Embedding(ids, self._weight, self._dtype))
         return y
 
 

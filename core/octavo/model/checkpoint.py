@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from octavo.contract import QuantizedWeight
 from octavo.errors import ModelError, UnsupportedError
 from octavo.model.names import Part, bias_name, weight_name
 
@@ -54,6 +55,14 @@ class Checkpoint(ABC):
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
         """The tensor in host memory, in a float dtype, maybe mapped from the file: not to be written to."""
+
+    def packed_format(self, name: str) -> str | None:
+        """The format among `WEIGHT_FORMATS` whose codes and scales `read_packed` yields; None where it is none."""
+        return None
+
+    def read_packed(self, name: str) -> QuantizedWeight:
+        """A tensor that has a packed format, as it is stored: its last axis is K, those before it are rows."""
+        raise UnsupportedError(f"{self.where}: tensor {name} is not packed")
 
     def weight(self, part: Part) -> str | None:
         """The name of the tensor that a part of a table's entry stands for."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from octavo.contract import DecoderSpec
+from octavo.contract import DecoderSpec, Weight
 from octavo.errors import ModelError, UnsupportedError, shown
 from octavo.gguf_file import GGUFFile
 from octavo.model.checkpoint import Checkpoint, read_json
@@ -25,6 +25,7 @@ from octavo.model.gguf import GGUF_IGNORED, GGUF_NAMES, PERMUTED, GGUFCheckpoint
 from octavo.model.gguf_config import gguf_config
 from octavo.model.hf_describe import describe_hf
 from octavo.model.names import SAVED_ALONE, NameTable
+from octavo.model.precision import DENSE, Precision
 from octavo.model.slots import Slot, slots
 from octavo.model.soundness import check_sizes, check_spec
 from octavo.model.weights import dummy_weights, plan_weights, read_weights
@@ -81,8 +82,9 @@ def load_weights(
     device: torch.device,
     progress: bool,
     seed_dummy: int | None = None,
-) -> dict[str, torch.Tensor]:
-    """The weights by slot name (see `slots`), in `dtype` on `device`.
+    precision: Precision = DENSE,
+) -> dict[str, Weight]:
+    """The weights by slot name (see `slots`), in `dtype` on `device`, or quantised.
 
     Args:
         description: of the model.
@@ -90,16 +92,19 @@ def load_weights(
         device: where they go.
         progress: show a bar on stderr.
         seed_dummy: make random weights from this seed instead of reading any.
+        precision: which formats packed weights keep, and which are made of floats.
 
     Raises:
         ModelError: the checkpoint is missing, broken, or does not fit the config. Found before anything is read.
 
     """
     if seed_dummy is not None:
-        return dummy_weights(description.spec, seed=seed_dummy, dtype=dtype, device=device, progress=progress)
+        return dummy_weights(
+            description.spec, seed=seed_dummy, dtype=dtype, device=device, progress=progress, precision=precision
+        )
     checkpoint = _open_checkpoint(description)
     plan = plan_weights(description.spec, description.names, checkpoint)
-    return read_weights(plan, checkpoint, dtype=dtype, device=device, progress=progress)
+    return read_weights(plan, checkpoint, dtype=dtype, device=device, progress=progress, precision=precision)
 
 
 def _open_checkpoint(description: NativeModel) -> Checkpoint:

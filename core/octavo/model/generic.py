@@ -24,6 +24,7 @@ from octavo.contract import (
     StepBatch,
     StepOutput,
     Support,
+    Weight,
 )
 from octavo.contract.reference import by_element
 from octavo.contract.row_outputs import RowOutputs, num_chunk_rows, row_outputs
@@ -42,7 +43,7 @@ class GenericProgram:
     def __init__(
         self,
         spec: DecoderSpec,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, Weight],
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -275,7 +276,7 @@ class _AttentionBlock:
         self._q_norm = blocks.qk_norm(f"{at}.q_norm", attn.qk_norm)
         self._k_norm = blocks.qk_norm(f"{at}.k_norm", attn.qk_norm)
         self._rope = blocks.rope(attn.rope, attn.head_size)
-        self._sinks = blocks.weights[f"{at}.sinks"] if attn.sinks else None
+        self._sinks = blocks.tensor(f"{at}.sinks") if attn.sinks else None
         self._o = blocks.linear(f"{at}.o")
 
     def __call__(self, x: torch.Tensor, step: _Step) -> torch.Tensor:
@@ -304,7 +305,7 @@ class _LatentAttentionBlock:
         self._kv_a_norm = blocks.norm(f"{at}.kv_a_norm", attn.norm)
         self._rope = blocks.rope(attn.rope, attn.rope.rotary_dim)
         self._o = blocks.linear(f"{at}.o")
-        by_head = blocks.weights[f"{at}.kv_b"].view(attn.num_heads, -1, attn.kv_rank)
+        by_head = blocks.tensor(f"{at}.kv_b").view(attn.num_heads, -1, attn.kv_rank)
         self._to_key, self._to_value = torch.split(by_head, [attn.nope_dim, attn.v_dim], 1)
 
     def __call__(self, x: torch.Tensor, step: _Step) -> torch.Tensor:

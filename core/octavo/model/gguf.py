@@ -14,17 +14,19 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize as package_dequantize
 
+from octavo.contract import GROUP_SIZE, QuantizedWeight
 from octavo.errors import UnsupportedError
 from octavo.gguf_file import GGUFFile
 from octavo.model.checkpoint import Checkpoint
 
-__all__ = ["GGUF_IGNORED", "GGUF_NAMES", "GGUF_TYPES", "PERMUTED", "GGUFCheckpoint", "dequantize"]
+__all__ = ["GGUF_IGNORED", "GGUF_NAMES", "GGUF_TYPES", "PERMUTED", "GGUFCheckpoint", "dequantize", "repack"]
 
 Type = GGMLQuantizationType
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 LOW, HIGH = np.uint8(0x0F), np.uint8(4)  # the low four bits; how far the high ones lie
+CHUNK_BLOCKS = 1 << 13  # of 32
 CHUNK_ELEMENTS = 1 << 18  # at a time, so that what lies between stays in the cache, and is small
 
 # llama.cpp names tensors by their role, so one table serves every architecture.
@@ -114,8 +116,39 @@ def dequantize(stored: Bytes, kind: GGMLQuantizationType, shape: tuple[int, ...]
     return out.reshape(shape)
 
 
+# Types whose blocks are groups of `QuantizedWeight`: its format, and bytes of a block before the codes.
+_PACKED: Mapping[Type, tuple[str, int]] = {Type.Q8_0: ("int8", 2), Type.Q4_0: ("int4", 2), Type.Q4_1: ("int4", 4)}
+
+
+def repack(stored: Bytes, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> QuantizedWeight:
+    """The rows of a tensor of `shape`, a type of `_PACKED`, with codes and scales as they are in the file."""
+    weight_format, head = _PACKED[kind]
+    num_columns = shape[-1]
+    num_rows, num_groups = prod(shape[:-1]), num_columns // GROUP_SIZE
+    _, block_bytes = GGML_QUANT_SIZES[kind]
+    blocks = stored.reshape(-1, block_bytes)
+    codes = np.empty((len(blocks), block_bytes - head), np.uint8)
+    for start in range(0, len(blocks), CHUNK_BLOCKS):
+        chunk = slice(start, start + CHUNK_BLOCKS)
+        if weight_format == "int8":
+            np.bitwise_xor(blocks[chunk, head:], np.uint8(0x80), out=codes[chunk])  # two's complement, plus 128
+        else:
+            _neighbours(blocks[chunk, head:], codes[chunk])
+    fields = np.ascontiguousarray(blocks[:, :head]).view(np.float16)
+    parts = [torch.from_numpy(np.ascontiguousarray(column)).view(num_rows, num_groups) for column in fields.T]
+    bits = 8 if weight_format == "int8" else 4
+    return QuantizedWeight((num_rows, num_columns), bits, torch.from_numpy(codes).view(num_rows, -1), *parts)
+
+
+def _neighbours(codes: Bytes, out: Bytes) -> None:
+    """From bytes that hold codes j and j + 16 to bytes that hold codes 2j and 2j + 1."""
+    pairs = np.ascontiguousarray(codes).view("<u2")
+    out[:, :8] = (pairs & 0x000F) | (pairs >> 4 & 0x00F0)
+    out[:, 8:] = (pairs >> 4 & 0x000F) | (pairs >> 8 & 0x00F0)
+
+
 class GGUFCheckpoint(Checkpoint):
-    """The tensors of a GGUF file, dequantised as they are read."""
+    """The tensors of a GGUF file, dequantised as they are read, or as they are stored."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
@@ -136,6 +169,16 @@ class GGUFCheckpoint(Checkpoint):
         if kind not in GGUF_TYPES:
             read = ", ".join(sorted(t.name for t in GGUF_TYPES))
             raise UnsupportedError(f"{self.where}: tensor {name} is stored as {kind.name}, read are {read}")
+
+    def packed_format(self, name: str) -> str | None:
+        """That of a matrix of Q8_0, Q4_0 or Q4_1."""
+        info = self._file.tensors[name]
+        return _PACKED[info.type][0] if info.type in _PACKED and len(info.shape) > 1 else None
+
+    def read_packed(self, name: str) -> QuantizedWeight:
+        """Without loss."""
+        info = self._file.tensors[name]
+        return repack(self._file.tensor_bytes(name), info.type, info.shape)
 
     def read(self, name: str) -> torch.Tensor:
         """Float32."""

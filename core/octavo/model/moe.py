@@ -1,9 +1,11 @@
 """A mixture of experts in plain torch: the router in float32, then each expert on the tokens that chose it."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
-from octavo.contract import Moe, Support
+from octavo.contract import Moe, QuantizedWeight, Support
 from octavo.contract.reference import by_element
 from octavo.model.blocks import Blocks
 
@@ -43,13 +45,13 @@ class MoeBlock:
     def __init__(self, blocks: Blocks, at: str, moe: Moe) -> None:
         """Take the slots `at`.moe.* and `at`.shared.*."""
         blocks.limit("mixture of experts", Support.no("torch's matrix product over as many rows as chose an expert"))
-        weights = blocks.weights
         self._moe = moe
-        self._router = weights[f"{at}.moe.router"]
-        self._router_bias = weights.get(f"{at}.moe.router.bias")
-        self._correction = weights.get(f"{at}.moe.correction")
-        self._up, self._up_bias = weights[f"{at}.moe.up"], weights.get(f"{at}.moe.up.bias")
-        self._down, self._down_bias = weights[f"{at}.moe.down"], weights.get(f"{at}.moe.down.bias")
+        self._router = blocks.tensor(f"{at}.moe.router")
+        self._router_bias = blocks.bias(f"{at}.moe.router")
+        corrected = f"{at}.moe.correction" in blocks.weights
+        self._correction = blocks.tensor(f"{at}.moe.correction") if corrected else None
+        self._up = _by_expert(blocks, f"{at}.moe.up", moe.num_experts)
+        self._down = _by_expert(blocks, f"{at}.moe.down", moe.num_experts)
         self._activation = blocks.activation(moe.expert)
         self._shared = blocks.mlp(f"{at}.shared", moe.shared.mlp) if moe.shared else None
         self._shared_gate = blocks.linear(f"{at}.shared.gate") if moe.shared and moe.shared.gated else None
@@ -78,7 +80,18 @@ class MoeBlock:
         return counts
 
     def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        up_bias = None if self._up_bias is None else self._up_bias[expert]
-        down_bias = None if self._down_bias is None else self._down_bias[expert]
-        hidden = self._activation(F.linear(x, self._up[expert], up_bias))
-        return F.linear(hidden, self._down[expert], down_bias)
+        return self._down(expert, self._activation(self._up(expert, x)))
+
+
+def _by_expert(blocks: Blocks, slot: str, num_experts: int) -> Callable[[int, torch.Tensor], torch.Tensor]:
+    """The product by the matrix of an expert: (expert, x [T, K]) -> [T, N]."""
+    weight, bias = blocks.weights[slot], blocks.bias(slot)
+    if isinstance(weight, QuantizedWeight):  # each expert's rows are a matrix for the linear op
+        num_rows = weight.shape[0] // num_experts
+        matrices = [
+            blocks.matrix(weight[i * num_rows : (i + 1) * num_rows], None if bias is None else bias[i])
+            for i in range(num_experts)
+        ]
+        return lambda expert, x: matrices[expert](x)
+    dense = weight
+    return lambda expert, x: F.linear(x, dense[expert], None if bias is None else bias[expert])

@@ -24,12 +24,15 @@ Latent attention has, in place of attn.qkv: attn.q_a [q_rank, H] and attn.q_a_no
 None), attn.q [Hq (nope + rope), q_rank or H], attn.kv_a [kv_rank + rope, H], attn.kv_a_norm [kv_rank], attn.kv_b
 [Hq (nope + v), kv_rank]; and attn.o is [H, Hq v].
 
+Matrices whose slot has a role may be a `QuantizedWeight`; stacked experts then lie below each other, as [E N, K].
+
 Any matrix and any layer norm may have a bias: the slot's name with ".bias", one axis less than a matrix has, there
 exactly when the checkpoint has it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -52,6 +55,8 @@ class Slot:
         optional: a checkpoint may lack it.
         dtype: None for the weights' common dtype.
         norm: the norm whose weight it is, or None.
+        role: what becomes of it in a quantised model: "float" stays as it is, "layer" takes the format that is asked
+            for, "table" (embedding and head) 8 bits.
 
     """
 
@@ -63,6 +68,7 @@ class Slot:
     optional: bool = False
     dtype: torch.dtype | None = None
     norm: Norm | None = None
+    role: Literal["float", "layer", "table"] = "float"
 
     @property
     def key(self) -> str:
@@ -87,7 +93,7 @@ def slots(spec: DecoderSpec) -> tuple[Slot, ...]:
 
 def _slots(spec: DecoderSpec) -> Iterator[Slot]:
     vocab, hidden = spec.vocab_size, spec.hidden_size
-    yield Slot("embedding", (vocab, hidden), has_bias=False)
+    yield Slot("embedding", (vocab, hidden), has_bias=False, role="table")
     if spec.positions:
         yield Slot("positions", (spec.positions.num_positions + spec.positions.offset, hidden), has_bias=False)
     yield from _norm("embedding_norm", spec.embedding_norm, hidden)
@@ -95,7 +101,7 @@ def _slots(spec: DecoderSpec) -> Iterator[Slot]:
         yield from _layer(f"layers.{i}.", layer, hidden)
     yield from _norm("final_norm", spec.final_norm, hidden)
     if not spec.tied_embeddings:
-        yield Slot("head", (vocab, hidden))
+        yield Slot("head", (vocab, hidden), role="table")
 
 
 def _layer(at: str, layer: Layer, hidden: int) -> Iterator[Slot]:
@@ -115,27 +121,27 @@ def _layer(at: str, layer: Layer, hidden: int) -> Iterator[Slot]:
 
 def _attention(at: str, attn: Attention, hidden: int) -> Iterator[Slot]:
     q, kv = attn.num_heads * attn.head_size, attn.num_kv_heads * attn.head_size
-    yield Slot(f"{at}qkv", (q + 2 * kv, hidden), parts=(q, kv, kv))
+    yield Slot(f"{at}qkv", (q + 2 * kv, hidden), parts=(q, kv, kv), role="layer")
     if attn.qk_norm:
         yield _qk_norm(f"{at}q_norm", attn.qk_norm, attn.num_heads, attn.head_size)
         yield _qk_norm(f"{at}k_norm", attn.qk_norm, attn.num_kv_heads, attn.head_size)
     if attn.sinks:
         yield Slot(f"{at}sinks", (attn.num_heads,), has_bias=False, dtype=torch.float32)
-    yield Slot(f"{at}o", (hidden, q))
+    yield Slot(f"{at}o", (hidden, q), role="layer")
 
 
 def _latent_attention(at: str, attn: LatentAttention, hidden: int) -> Iterator[Slot]:
     if attn.q_rank is not None:
-        yield Slot(f"{at}q_a", (attn.q_rank, hidden))
+        yield Slot(f"{at}q_a", (attn.q_rank, hidden), role="layer")
         yield from _norm(f"{at}q_a_norm", attn.norm, attn.q_rank)
     rope = attn.rope.rotary_dim
-    yield Slot(f"{at}q", (attn.num_heads * (attn.nope_dim + rope), attn.q_rank or hidden))
-    yield Slot(f"{at}kv_a", (attn.kv_rank + rope, hidden))
+    yield Slot(f"{at}q", (attn.num_heads * (attn.nope_dim + rope), attn.q_rank or hidden), role="layer")
+    yield Slot(f"{at}kv_a", (attn.kv_rank + rope, hidden), role="layer")
     yield from _norm(f"{at}kv_a_norm", attn.norm, attn.kv_rank)
     by_head = (attn.nope_dim, attn.v_dim)
     shape = (attn.num_heads * sum(by_head), attn.kv_rank)
     yield Slot(f"{at}kv_b", shape, parts=by_head, groups=attn.num_heads, has_bias=False)
-    yield Slot(f"{at}o", (hidden, attn.num_heads * attn.v_dim))
+    yield Slot(f"{at}o", (hidden, attn.num_heads * attn.v_dim), role="layer")
 
 
 def _qk_norm(name: str, qk_norm: QKNorm, num_heads: int, head_size: int) -> Slot:
@@ -150,8 +156,8 @@ def _norm(name: str, norm: Norm | None, size: int) -> Iterator[Slot]:
 
 def _mlp(at: str, mlp: Mlp, hidden: int) -> Iterator[Slot]:
     parts = (mlp.width, mlp.width) if mlp.gated else (mlp.width,)
-    yield Slot(f"{at}up", (sum(parts), hidden), parts=parts)
-    yield Slot(f"{at}down", (hidden, mlp.width))
+    yield Slot(f"{at}up", (sum(parts), hidden), parts=parts, role="layer")
+    yield Slot(f"{at}down", (hidden, mlp.width), role="layer")
 
 
 def _moe(at: str, moe: Moe, hidden: int) -> Iterator[Slot]:
@@ -159,8 +165,8 @@ def _moe(at: str, moe: Moe, hidden: int) -> Iterator[Slot]:
     parts = (width, width) if moe.expert.gated else (width,)
     yield Slot(f"{at}moe.router", (num, hidden), dtype=torch.float32)
     yield Slot(f"{at}moe.correction", (num,), has_bias=False, optional=True, dtype=torch.float32)
-    yield Slot(f"{at}moe.up", (num, sum(parts), hidden), parts=parts)
-    yield Slot(f"{at}moe.down", (num, hidden, width))
+    yield Slot(f"{at}moe.up", (num, sum(parts), hidden), parts=parts, role="layer")
+    yield Slot(f"{at}moe.down", (num, hidden, width), role="layer")
     if moe.shared:
         yield from _mlp(f"{at}shared.", moe.shared.mlp, hidden)
         if moe.shared.gated:

@@ -10,14 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from math import prod
 
 import torch
 from tqdm import tqdm
 
-from octavo.contract import DecoderSpec
+from octavo.contract import DecoderSpec, QuantizedWeight, Weight
 from octavo.errors import ModelError
 from octavo.model.checkpoint import Checkpoint
 from octavo.model.names import REORDER, NameTable, Part
+from octavo.model.precision import DENSE, Precision
+from octavo.model.quantize import quantize
 from octavo.model.slots import Slot, slots
 
 __all__ = ["Filling", "dummy_weights", "plan_weights", "read_weights"]
@@ -61,6 +64,7 @@ class Filling:
         head_size: for reorderings.
         sources: what fills it; rows that none fills are zero.
         dtype: None for the weights' common dtype.
+        role: the slot's, see `Slot`.
 
     """
 
@@ -71,6 +75,7 @@ class Filling:
     head_size: int
     sources: tuple[Source, ...]
     dtype: torch.dtype | None
+    role: str = "float"
 
 
 def plan_weights(spec: DecoderSpec, names: NameTable, checkpoint: Checkpoint) -> tuple[Filling, ...]:
@@ -97,20 +102,32 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: bool,
-) -> dict[str, torch.Tensor]:
+    precision: Precision = DENSE,
+) -> dict[str, Weight]:
     """The weights by slot name, see `slots`. `progress` shows a bar on stderr."""
+
+    def read_one(filling: Filling) -> Weight:
+        packed = _read_quantized(filling, checkpoint, precision)
+        return _read(filling, checkpoint, filling.dtype or dtype, device) if packed is None else packed.to(device)
+
     with _pool() as pool:
-        read = pool.map(lambda filling: _read(filling, checkpoint, filling.dtype or dtype, device), plan)
+        read = pool.map(read_one, plan)
         bar = tqdm(read, desc="Loading weights", total=len(plan), unit="tensor", disable=not progress)
         return {filling.name: tensor for filling, tensor in zip(plan, bar, strict=True)}
 
 
 def dummy_weights(
-    spec: DecoderSpec, *, seed: int, dtype: torch.dtype, device: torch.device, progress: bool
-) -> dict[str, torch.Tensor]:
+    spec: DecoderSpec,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool,
+    precision: Precision = DENSE,
+) -> dict[str, Weight]:
     """Random weights for every slot that a checkpoint must have; the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    weights = {}
+    weights: dict[str, Weight] = {}
     for slot in tqdm(slots(spec), desc="Making weights", unit="tensor", disable=not progress):
         if slot.optional:
             continue
@@ -118,7 +135,10 @@ def dummy_weights(
             values = torch.full(slot.shape, 1.0 - slot.norm.weight_offset)
         else:
             values = torch.empty(slot.shape).normal_(0.0, DUMMY_STD, generator=generator)
-        weights[slot.name] = values.to(device=device, dtype=slot.dtype or dtype)
+        if made := precision.made(slot.role):
+            weights[slot.name] = quantize(values.flatten(0, -2), made).to(device)
+        else:
+            weights[slot.name] = values.to(device=device, dtype=slot.dtype or dtype)
     return weights
 
 
@@ -163,7 +183,7 @@ def _fillings(
                 f"{checkpoint.where}: {slot.name} has {slot.shape[0]} parts by its config, "
                 f"the checkpoint has {checkpoint.weight(part.at(slot.shape[0]))} too"
             )
-    yield Filling(slot.name, slot.shape, view, row_axis, head_size, tuple(weights), slot.dtype)
+    yield Filling(slot.name, slot.shape, view, row_axis, head_size, tuple(weights), slot.dtype, slot.role)
     if biases:
         yield Filling(f"{slot.name}.bias", bias_view, bias_view, -1, head_size, tuple(biases), slot.dtype)
 
@@ -252,6 +272,56 @@ def _read(filling: Filling, checkpoint: Checkpoint, dtype: torch.dtype, device: 
             place = place.view(values.shape)
         place.copy_(values)
     return target
+
+
+def _read_quantized(filling: Filling, checkpoint: Checkpoint, precision: Precision) -> QuantizedWeight | None:
+    """Rows below each other, those that the checkpoint has packed as they are where that may be; None for dense."""
+    made = precision.made(filling.role)
+    kept = [
+        not source.part.transpose and precision.keeps(checkpoint.packed_format(source.name), filling.role)
+        for source in filling.sources
+    ]
+    if not made and not all(kept):
+        return None
+    try:
+        parts = [
+            checkpoint.read_packed(source.name) if keep else _quantized(filling, source, checkpoint, made)
+            for source, keep in zip(filling.sources, kept, strict=True)
+        ]
+        joined = QuantizedWeight.concatenate(parts) if len(parts) > 1 else parts[0]
+    except ValueError:  # as they are stored they have no form in common
+        if not made:
+            return None
+        parts = [_quantized(filling, source, checkpoint, made) for source in filling.sources]
+        joined = QuantizedWeight.concatenate(parts)
+    if joined.format not in precision.formats:
+        return None
+    order = _row_order(filling)
+    return joined if order is None else joined[order]
+
+
+def _quantized(filling: Filling, source: Source, checkpoint: Checkpoint, made: str | None) -> QuantizedWeight:
+    assert made, "what is not kept is made"
+    values = checkpoint.read(source.name)
+    if source.part.transpose:
+        values = values.transpose(-1, -2)
+    return quantize(values.reshape(-1, filling.shape[-1]), made)
+
+
+def _row_order(filling: Filling) -> torch.Tensor | None:
+    """Which row of the sources, one below the other, is the n-th of the slot's; None where they are in order."""
+    rows = torch.arange(prod(filling.view[:-1])).view(filling.view[:-1])
+    order, begin = torch.full((rows.numel(),), -1), 0
+    for source in filling.sources:
+        place = rows if source.index is None else rows[source.index]
+        place = place.narrow(-1, source.rows.start or 0, len(range(place.shape[-1])[source.rows]))
+        stored = torch.arange(begin, begin := begin + place.numel()).view(place.shape)
+        if source.part.reorder:
+            stored = REORDER[source.part.reorder](stored.movedim(-1, 0), filling.head_size)
+            place = place.movedim(-1, 0)
+        order[place.flatten()] = stored.flatten()
+    assert int(order.min()) >= 0, f"{filling.name} has rows that nothing fills"
+    return None if torch.equal(order, rows.flatten()) else order
 
 
 @contextmanager

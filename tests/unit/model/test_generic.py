@@ -110,7 +110,7 @@ def test_signatures_say_everything_that_is_known(tmp_path: Path) -> None:
         "linear(float32, weight_format=dense, in_features=64, out_features=192)",
         "linear(float32, weight_format=dense, in_features=96, out_features=64)",
         "linear(float32, weight_format=dense, in_features=64, out_features=160)",
-        "embedding(float32, hidden_size=64)",
+        "embedding(float32, hidden_size=64, weight_format=dense)",
     }
 
 
