@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from octavo.contract import AttentionBatch, Platform, Program, RowMode, Rows, StepBatch
+from octavo.contract import AttentionBatch, CompileRequest, Platform, Program, RowMode, Rows, StepBatch
 from octavo.hardware.resolve import OpResolver
 from octavo.model.describe import load_weights
 from octavo.model.description import HfModel, ModelDescription, NativeModel
@@ -43,9 +43,9 @@ class Paged:
         max_model_len: int = 64,
         weights: dict[str, torch.Tensor] | None = None,
         platform: Platform | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.description = description
-        dtype = torch.float32
         resolver = OpResolver(platform or ToyPlatform())
         sizes: dict[str, Any] = {"block_size": BLOCK_SIZE, "dtype": dtype, "kv_dtype": dtype}
         self.program: Program
@@ -60,7 +60,16 @@ class Paged:
                 weights = load_weights(description, dtype=dtype, device=CPU, progress=False)
             self.weights = weights
             self.groups = kv_groups(description.spec, **sizes)
-            self.program = GenericProgram(
+            request = CompileRequest(
+                description.spec,
+                weights,
+                dtype,
+                [group.spec for group in self.groups],
+                max_tokens=64,
+                max_rows=64,
+                max_model_len=max_model_len,
+            )
+            self.program = (platform and platform.compile(request)) or GenericProgram(
                 description.spec,
                 weights,
                 dtype=dtype,
