@@ -14,6 +14,9 @@ namespace {
 // Below so many elements, or multiply-adds, a second thread is not worth waking.
 constexpr int64_t kGrainElements = 16 * 1024;
 constexpr int64_t kGrainProducts = 64 * 1024;
+constexpr int64_t kFewRows = 4;         // up to so many, reading the weights is all that counts
+constexpr int64_t kTileRowsAlign = 12;  // a multiple of every tile's rows
+static_assert(kUnitRows % kTileRowsAlign == 0);
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -52,17 +55,20 @@ Operand make_operand(void* memory, int64_t rows, int64_t size, int format) {
 
 bool multiply(Product& p) {
     const auto kernel = kernels()->product;
-    const int64_t panels = num_panels(p.weight);
     p.panel_bytes = panel_bytes(p.weight);
-    // Wide units reuse inputs; narrow ones share out evenly where there are few rows. Gate and up stay together.
-    const bool paired = p.weight.gated || p.finish == kBest || p.num_rows > 4;
-    const int width = paired ? 2 : 1;
-    const int64_t units = (panels + width - 1) / width;
-    p.num_units = units;
+    const int64_t panels = num_panels(p.weight), cols = padded_cols(p.weight);
     const int64_t blocks = (p.num_rows + kUnitRows - 1) / kUnitRows;
-    const int64_t block_rows = std::min<int64_t>(kUnitRows, p.num_rows);
-    const int64_t unit_products = block_rows * padded_cols(p.weight) * width * kPanelColumns;
-    const int64_t grain = std::max<int64_t>(1, kGrainProducts / std::max<int64_t>(1, unit_products));
+    const int64_t block_rows = round_up((p.num_rows + blocks - 1) / blocks, kTileRowsAlign);
+    // Units of two panels use each input twice. Where there are few, every thread gets as many panels, so that the
+    // last of its units may be of one. Gate and up stay together, and so do the pairs that share a best result.
+    const bool paired = p.weight.gated || p.finish == kBest;
+    const int64_t threads = blocks == 1 ? num_threads() : 1;
+    const int64_t part_panels = round_up((panels + threads - 1) / threads, paired ? 2 : 1);
+    const int64_t width = p.num_rows > kFewRows || paired ? 2 : 1;
+    const int64_t part_units = (part_panels + width - 1) / width, units = part_units * threads;
+    p.num_units = (panels + 1) / 2;
+    const int64_t products = std::min(block_rows, p.num_rows) * cols * width * kPanelColumns;
+    const int64_t grain = std::max<int64_t>(1, kGrainProducts / std::max<int64_t>(1, products));
     std::atomic<bool> starved{false};
     parallel_for(blocks * units, grain, [&](int64_t begin, int64_t end) {
         auto* scratch = static_cast<float*>(thread_scratch(size_t(kUnitRows * kUnitColumns) * sizeof(float)));
@@ -71,9 +77,11 @@ bool multiply(Product& p) {
             return;
         }
         for (int64_t i = begin; i < end; ++i) {
-            const int64_t row = i / units * kUnitRows, panel = i % units * width;
-            kernel(p, scratch, row, std::min<int64_t>(kUnitRows, p.num_rows - row), panel,
-                   int(std::min<int64_t>(width, panels - panel)));
+            const int64_t row = i / units * block_rows, part = i % units / part_units;
+            const int64_t panel = part * part_panels + i % part_units * width;
+            const int64_t last = std::min(panels, (part + 1) * part_panels);
+            if (row >= p.num_rows || panel >= last) continue;
+            kernel(p, scratch, row, std::min(block_rows, p.num_rows - row), panel, int(std::min(width, last - panel)));
         }
     });
     return !starved.load(std::memory_order_relaxed);

@@ -32,10 +32,11 @@ OCTAVO_INLINE void for_each_result(const Product& p, const float* c, int64_t pan
     }
 }
 
+// The largest result of a unit and the first column that has it; id -1 where one is not a number.
 OCTAVO_INLINE void finish_best(const Product& p, const float* c, int64_t row, int64_t panel, int panels) {
     const float none = -__builtin_inff();
-    Floats top = splat(none), sums = splat(0.0f);
-    Floats kept[kUnitVectors];
+    Floats top = splat(none), kept[kUnitVectors];
+    uint32_t odd = 0;
     int num = 0;
     for_each_result(p, c, panel, panels, [&](Floats x, int64_t, int64_t n) OCTAVO_LAMBDA {
         x = logits_of(p, x);
@@ -45,17 +46,15 @@ OCTAVO_INLINE void finish_best(const Product& p, const float* c, int64_t row, in
             for (int64_t i = n; i < kLanes; ++i) lanes[i] = none;
             x = load(lanes);
         }
-        sums += x == x ? splat(0.0f) : splat(1.0f);
+        odd |= lanes_where(x != x);
         top = max(x, top);
         kept[num++] = x;
     });
     const float best = maximum(top);
     int32_t id = -1;
-    if (sum(sums) == 0.0f) {
-        float lanes[kUnitColumns];
-        for (int v = 0; v < num; ++v) store(lanes + v * kLanes, kept[v]);
-        for (id = 0; lanes[id] != best;) ++id;
-        id += int32_t(panel * kPanelColumns);
+    for (int v = 0; v < num && !odd && id < 0; ++v) {
+        const uint32_t found = lanes_where(kept[v] == best);
+        if (found) id = int32_t(panel * kPanelColumns) + v * kLanes + __builtin_ctz(found);
     }
     const int64_t at = row * p.num_units + panel / 2;
     p.best_values[at] = best;

@@ -112,6 +112,21 @@ OCTAVO_INLINE float maximum(Floats x) {
     return lanes[0];
 }
 
+// A bit for each lane of a comparison's result that is true.
+OCTAVO_INLINE uint32_t lanes_where(Ints x) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x);
+#elif defined(__AVX2__)
+    return uint32_t(_mm256_movemask_ps((__m256)x));
+#elif defined(__SSE4_2__)
+    return uint32_t(_mm_movemask_ps((__m128)x));
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < kLanes; ++i) bits |= uint32_t(x[i] & 1) << i;
+    return bits;
+#endif
+}
+
 OCTAVO_INLINE Floats load(const float* p) {
     Floats x;
     std::memcpy(&x, p, sizeof x);
