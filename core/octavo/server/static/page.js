@@ -11,6 +11,8 @@ const points = [];
 let key = sessionStorage.getItem("octavo.key") || "";
 let messages = [];
 let talking = null;
+let isRefused = false; // by whoever closed the question for a key: it is not asked again and again
+let opened = null; // the request whose timeline is shown, while it goes on
 
 // Talking to the server
 
@@ -18,12 +20,19 @@ async function call(path, options = {}) {
   const headers = { ...(options.headers || {}) };
   if (key) headers.authorization = "Bearer " + key;
   const answer = await fetch(path, { ...options, headers });
-  if (answer.status === 401) askForKey();
   if (!answer.ok) {
     const body = await answer.json().catch(() => ({}));
-    throw new Error((body.error && body.error.message) || "the server answered " + answer.status);
+    const message = (body.error && body.error.message) || "the server answered " + answer.status;
+    if (answer.status === 401) wantKey(key ? message : "");
+    throw new Error(message);
   }
   return answer;
+}
+
+function wantKey(message) {
+  $("key").hidden = false;
+  show("ask-error", message);
+  if (!isRefused) askForKey();
 }
 
 function askForKey() {
@@ -31,10 +40,13 @@ function askForKey() {
 }
 
 $("key").onclick = askForKey;
+$("key").hidden = !key;
+$("ask").oncancel = () => (isRefused = true);
 $("ask-form").onsubmit = (event) => {
   event.preventDefault();
   key = $("ask-key").value.trim();
   sessionStorage.setItem("octavo.key", key);
+  isRefused = false;
   $("ask").close();
   look();
 };
@@ -64,16 +76,22 @@ function showEngine(engine) {
   showState(engine.state, engine.state + again);
   show("running", String(engine.num_running));
   show("waiting", String(engine.num_waiting));
-  show("swapped", engine.num_swapped ? `· ${engine.num_swapped} swapped out` : "");
+  show("swapped", String(engine.num_swapped));
+  document.title = (engine.num_running ? engine.num_running + " running · " : "") + "Octavo";
   show("generated", number(engine.rates.generated));
   show("computed", number(engine.rates.computed));
   show("first50", seconds(engine.latencies.first_token.p50));
   show("first95", seconds(engine.latencies.first_token.p95));
   show("gap50", seconds(engine.latencies.between_tokens.p50));
   show("gap95", seconds(engine.latencies.between_tokens.p95));
+  show("queue50", seconds(engine.latencies.in_queue.p50));
+  const gap = engine.latencies.between_tokens.p50;
+  show("each", gap ? number(1 / gap) : "–");
   const cached = engine.totals.num_cached_prompt_tokens || 0;
   const done = cached + (engine.totals.num_computed_prompt_tokens || 0);
   show("hits", done ? Math.round((100 * cached) / done) + "%" : "–");
+  show("saved", number(cached));
+  show("preempted", number(engine.totals.num_preemptions || 0));
   points.push(engine.rates.generated);
   if (points.length > MAX_POINTS) points.shift();
   drawSpark();
@@ -100,6 +118,9 @@ function drawSpark() {
   const most = Math.max(...points, 1);
   const x = (i) => width - (points.length - 1 - i) * (width / (MAX_POINTS - 1));
   const y = (value) => height - 2 - (value / most) * (height - 8);
+  pen.strokeStyle = color("line");
+  pen.lineWidth = 1;
+  pen.strokeRect(0, height - 0.5, width, 0);
   pen.beginPath();
   points.forEach((value, i) => (i ? pen.lineTo(x(i), y(value)) : pen.moveTo(x(i), y(value))));
   pen.strokeStyle = color("accent");
@@ -121,8 +142,9 @@ function showBlocks(blocks) {
   show("n-cached", String(blocks.cached));
   show("n-free", String(free));
   const each = Math.max(1, Math.ceil(blocks.total / MAX_CELLS));
+  const share = blocks.total ? Math.round((100 * blocks.used) / blocks.total) : 0;
   const tokens = blocks.size ? ` of ${blocks.size} tokens` : "";
-  show("blocks", `${blocks.total.toLocaleString("en")} blocks${tokens}` + (each > 1 ? `, ${each} a cell` : ""));
+  show("blocks", `${blocks.total.toLocaleString("en")} blocks${tokens}` + (each > 1 ? `, ${each} a cell` : "") + `, ${share}% in use`);
   const numCells = Math.ceil(blocks.total / each);
   const width = $("grid").clientWidth;
   const size = numCells > 480 ? 13 : numCells > 160 ? 16 : 20;
@@ -146,70 +168,120 @@ function showBlocks(blocks) {
 
 // Requests
 
-function cellOf(text, className) {
-  const cell = document.createElement("td");
-  cell.textContent = text;
-  if (className) cell.className = className;
-  return cell;
+// Where a request's time went: [class, label, seconds].
+function partsOf(request) {
+  const queue = request.queue_seconds || 0;
+  const first = request.first_token_seconds === null ? request.seconds : request.first_token_seconds;
+  return [
+    ["queue", "in the queue", queue],
+    ["prompt", "prompt", Math.max(0, first - queue)],
+    ["decode", "generating", Math.max(0, request.seconds - Math.max(first, queue))],
+  ];
 }
 
-function rowOf(request) {
+function fillBar(bar, parts, longest) {
+  const spans = parts.map(([name, , length]) => {
+    const span = document.createElement("span");
+    span.className = name;
+    span.style.width = (100 * length) / longest + "%";
+    return span;
+  });
+  bar.replaceChildren(...spans);
+}
+
+const COLUMNS = ["id", "", "n extra", "n extra", "n", "n extra", "n", "share extra"];
+const rows = new Map(); // they are kept from look to look, so that focus and clicks survive
+
+function rowOf(id) {
   const row = document.createElement("tr");
   row.tabIndex = 0;
-  row.onclick = () => openTimeline(request.id);
-  row.onkeydown = (event) => event.key === "Enter" && openTimeline(request.id);
-  const mark = document.createElement("span");
-  mark.className = "mark " + (request.error ? "error" : request.state);
-  mark.textContent = request.state === "finished" ? request.finish_reason : request.state;
-  const state = document.createElement("td");
-  state.append(mark);
-  const done = request.state !== "finished" && request.num_prompt_done < request.num_prompt_tokens;
-  row.append(
-    cellOf(request.id, "id"),
-    state,
-    cellOf(done ? `${request.num_prompt_done} / ${request.num_prompt_tokens}` : String(request.num_prompt_tokens), "n"),
-    cellOf(String(request.num_cached_tokens), "n"),
-    cellOf(String(request.num_generated_tokens), "n"),
-    cellOf(seconds(request.first_token_seconds), "n"),
-    cellOf(seconds(request.seconds), "n"),
-  );
-  row.title = request.id;
+  row.title = "Timeline of " + id;
+  row.onclick = () => openTimeline(id);
+  row.onkeydown = (event) => event.key === "Enter" && openTimeline(id);
+  for (const name of COLUMNS) row.insertCell().className = name;
+  row.cells[1].append(document.createElement("span"));
+  row.cells[7].append(document.createElement("div"));
+  row.cells[7].firstChild.className = "bar";
   return row;
+}
+
+function fillRow(row, request, longest) {
+  const isPrompt = request.state !== "finished" && request.num_prompt_done < request.num_prompt_tokens;
+  const texts = [
+    request.id,
+    null,
+    isPrompt ? `${request.num_prompt_done} / ${request.num_prompt_tokens}` : String(request.num_prompt_tokens),
+    String(request.num_cached_tokens),
+    String(request.num_generated_tokens),
+    seconds(request.first_token_seconds),
+    seconds(request.seconds),
+  ];
+  texts.forEach((text, i) => {
+    if (text !== null && row.cells[i].textContent !== text) row.cells[i].textContent = text;
+  });
+  const mark = row.cells[1].firstChild;
+  mark.className = "mark " + (request.error ? "error" : request.state);
+  mark.textContent = request.state === "finished" ? request.finish_reason || "error" : request.state;
+  fillBar(row.cells[7].firstChild, partsOf(request), longest);
 }
 
 function showRequests(requests) {
   $("none").hidden = requests.length > 0;
-  $("requests").replaceChildren(...requests.map(rowOf));
+  const longest = Math.max(...requests.map((request) => request.seconds), 1e-6);
+  const shown = new Set(requests.map((request) => request.id));
+  for (const [id, row] of rows) {
+    if (shown.has(id)) continue;
+    row.remove();
+    rows.delete(id);
+  }
+  requests.forEach((request, i) => {
+    if (!rows.has(request.id)) rows.set(request.id, rowOf(request.id));
+    const row = rows.get(request.id);
+    if ($("requests").rows[i] !== row) $("requests").insertBefore(row, $("requests").rows[i] || null);
+    fillRow(row, request, longest);
+  });
+}
+
+async function timelineOf(id) {
+  return (await call("/requests/" + id.split("/").map(encodeURIComponent).join("/"))).json();
 }
 
 async function openTimeline(id) {
   try {
-    const answer = await call("/requests/" + id.split("/").map(encodeURIComponent).join("/"));
-    showTimeline(await answer.json());
+    showTimeline(await timelineOf(id));
   } catch (error) {
-    showTimeline({ id, events: [], error: error.message, seconds: 0, queue_seconds: 0 });
+    showTimeline({ id, events: [], error: error.message, state: "finished", seconds: 0, first_token_seconds: null });
   }
   if (!$("timeline").open) $("timeline").showModal();
+}
+
+async function followTimeline() {
+  const id = opened;
+  const request = await timelineOf(id);
+  if (opened === id) showTimeline(request);
+}
+
+function factsOf(request) {
+  if (!request.num_prompt_tokens) return "";
+  const facts = [
+    `${request.num_prompt_tokens} prompt tokens, ${request.num_cached_tokens} of them cached`,
+    `${request.num_generated_tokens} generated` + (request.max_tokens ? ` of at most ${request.max_tokens}` : ""),
+  ];
+  const length = request.first_token_seconds === null ? 0 : request.seconds - request.first_token_seconds;
+  if (length > 0) facts.push(`${number(request.num_generated_tokens / length)} a second`);
+  if (request.n > 1) facts.push(`${request.n} samples`);
+  if (request.num_preemptions) facts.push(`preempted ${request.num_preemptions}×`);
+  if (request.user) facts.push(`user ${request.user}`);
+  return facts.join(" · ");
 }
 
 function showTimeline(request) {
   show("t-name", request.id);
   show("t-error", request.error || "");
-  const queue = request.queue_seconds || 0;
-  const first = request.first_token_seconds;
-  const parts = [
-    ["queue", "in the queue", queue],
-    ["prompt", "prompt", first === null || first === undefined ? Math.max(0, request.seconds - queue) : first - queue],
-    ["decode", "generating", first === null || first === undefined ? 0 : request.seconds - first],
-  ];
-  $("t-bar").replaceChildren(
-    ...parts.filter((part) => part[2] > 0).map(([name, , length]) => {
-      const span = document.createElement("span");
-      span.className = name;
-      span.style.flexGrow = String(length);
-      return span;
-    }),
-  );
+  opened = request.state === "finished" ? null : request.id;
+  const parts = partsOf(request);
+  fillBar($("t-bar"), parts, request.seconds || 1);
+  show("t-facts", factsOf(request));
   $("t-parts").replaceChildren(
     ...parts.map(([name, label, length]) => {
       const item = document.createElement("li");
@@ -239,6 +311,7 @@ function showTimeline(request) {
 }
 
 $("t-close").onclick = () => $("timeline").close();
+$("timeline").onclose = () => (opened = null);
 $("timeline").onclick = (event) => event.target === $("timeline") && $("timeline").close();
 
 // The chat box
@@ -267,45 +340,80 @@ async function* eventsOf(answer) {
   }
 }
 
+// What a bubble shows: the model's reasoning, if it marks any, and its answer.
+function write(bubble, delta) {
+  const thought = delta.reasoning || "";
+  if (thought && bubble.firstChild.className !== "thought") {
+    const place = document.createElement("span");
+    place.className = "thought";
+    bubble.prepend(place);
+  }
+  if (thought) bubble.firstChild.append(thought);
+  if (delta.content) bubble.append(delta.content);
+}
+
+function wishes() {
+  const body = { messages, stream: true, stream_options: { include_usage: true }, user: "page" };
+  if ($("temperature").value !== "") body.temperature = Number($("temperature").value);
+  if ($("most").value !== "") body.max_tokens = Number($("most").value);
+  return JSON.stringify(body);
+}
+
+function noteOf(id, usage, first, last) {
+  const note = document.createElement("p");
+  note.className = "note";
+  if (usage && first) {
+    const rate = usage.completion_tokens > 1 && last > first ? ` · ${number((usage.completion_tokens - 1) / (last - first))} a second` : "";
+    note.append(`${usage.completion_tokens} tokens · first after ${seconds(first)}${rate} · `);
+  }
+  const about = document.createElement("button");
+  about.type = "button";
+  about.className = "about";
+  about.textContent = "timeline";
+  about.onclick = () => openTimeline(id);
+  note.append(about);
+  return note;
+}
+
 async function send(text) {
   said("user", text);
   messages.push({ role: "user", content: text });
   const bubble = said("assistant", "");
+  bubble.append("");
   bubble.classList.add("open");
   const stop = (talking = new AbortController());
   $("send").textContent = "Stop";
+  const begun = performance.now();
+  const talk = messages;
   let reply = "";
-  let id = null;
+  let id = null, usage = null, first = 0, last = 0;
   try {
-    const answer = await call("/v1/chat/completions", {
-      method: "POST",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify({ messages, stream: true, user: "page" }),
-      signal: stop.signal,
-    });
+    const headers = { "content-type": "application/json" };
+    const answer = await call("/v1/chat/completions", { method: "POST", headers, body: wishes(), signal: stop.signal });
     for await (const data of eventsOf(answer)) {
       if (data.error) throw new Error(data.error.message);
       id = data.id;
-      for (const choice of data.choices) reply += (choice.delta && choice.delta.content) || "";
+      usage = data.usage || usage;
       const atEnd = $("talk").scrollHeight - $("talk").scrollTop - $("talk").clientHeight < 40;
-      bubble.textContent = reply;
+      for (const choice of data.choices) {
+        last = (performance.now() - begun) / 1000;
+        first = first || last;
+        reply += choice.delta.content || "";
+        write(bubble, choice.delta);
+      }
       if (atEnd) $("talk").scrollTop = $("talk").scrollHeight;
     }
   } catch (error) {
     if (error.name !== "AbortError") {
-      bubble.textContent = reply ? reply + "\n\n" + error.message : error.message;
+      bubble.append((reply ? "\n\n" : "") + error.message);
       bubble.classList.add("failed");
     }
   }
   bubble.classList.remove("open");
-  messages.push({ role: "assistant", content: reply });
-  if (id) {
-    const about = document.createElement("button");
-    about.type = "button";
-    about.className = "about";
-    about.textContent = "timeline";
-    about.onclick = () => openTimeline(id);
-    $("talk").append(about);
+  if (reply) talk.push({ role: "assistant", content: reply });
+  else talk.pop(); // a question without an answer is not asked again with the next
+  if (id && talk === messages) {
+    $("talk").append(noteOf(id, usage, first, last));
     $("talk").scrollTop = $("talk").scrollHeight;
   }
   talking = null;
@@ -346,8 +454,9 @@ async function look() {
     const { engine, data } = await (await call("/requests?limit=60")).json();
     showEngine(engine);
     showRequests(data);
+    if (opened) await followTimeline();
   } catch (error) {
-    showState("away", error instanceof TypeError ? "out of reach" : "no access");
+    showState("away", error instanceof TypeError ? "out of reach" : error.message);
   }
 }
 
