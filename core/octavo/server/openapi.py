@@ -8,7 +8,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from octavo.server.middleware import OPEN_PATHS
+from octavo.server.middleware import OPEN_FOLDER, OPEN_PATHS
 from octavo.server.shapes import EVENTS, SHAPES, ErrorAnswer
 
 __all__ = ["describe_schemas", "operation_of"]
@@ -55,7 +55,7 @@ def operation_of(method: str, route: str, body: type[msgspec.Struct] | None, *, 
         described["responses"][status] = {"description": "An error.", "content": _json(ErrorAnswer)}
     if path in PROBES:
         described["responses"]["503"] = {"description": "No request is served now.", "content": content}
-    if with_keys and path not in OPEN_PATHS:
+    if with_keys and path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
         described["security"] = [{"key": []}]
     return described
 
