@@ -65,9 +65,9 @@ def test_other_forms(http: Client) -> None:
     [
         ({"response_format": {"type": "odd"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}}, "json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}}, "response_format"),
         ({"structured_outputs": {"nothing": 1}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "("}}, "regex"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"guided_json": {"const": "x" * 300_000}}, "guided_json"),

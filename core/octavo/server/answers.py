@@ -27,10 +27,12 @@ class Answer(ABC):
 
     Attributes:
         caller: whose it is.
+        names: of fields that this request calls otherwise than the engine does, for its errors.
 
     """
 
     caller: Caller
+    names: Mapping[str, str]
 
     @abstractmethod
     async def whole(self) -> dict[str, Any]:
@@ -102,6 +104,7 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
         params: of its samples.
         prompts: each has n choices.
         caller: whose it is.
+        names: see `Answer`.
         kind: what the answer calls itself.
 
     """
@@ -113,9 +116,11 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
         params: SamplingParams,
         prompts: Sequence[TokenizedPrompt],
         caller: Caller,
+        names: Mapping[str, str],
         kind: str,
     ) -> None:
         self.caller = caller
+        self.names = names
         self._service = service
         self._body = body
         self._params = params
@@ -147,8 +152,9 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
 
     async def whole(self) -> dict[str, Any]:
         latest: dict[int, RequestOutput] = {}
-        async for ready in merged(self._outputs()):
-            latest.update(ready)
+        with renamed(self.names):
+            async for ready in merged(self._outputs()):
+                latest.update(ready)
         outputs = [latest[place] for place in range(len(self._prompts))]
         choices = [
             self._whole_choice(place, choice, output, sample)
@@ -161,26 +167,29 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
         options = self._body.stream_options
         wants_usage = options is not None and bool(options.include_usage)
         in_all = wants_usage and options is not None and bool(options.continuous_usage_stats)
-        interval = self._body.stream_interval or 1
         latest: dict[int, RequestOutput] = {}
-        async for ready in merged(self._outputs()):
-            latest.update(ready)
-            events = []
-            for place, output in ready:
-                usage = {"usage": usage_of([output])} if in_all else {}
-                for choice, sample in zip(self._choices[place], output.outputs, strict=True):
-                    num_new = len(sample.token_ids) - choice.num_tokens
-                    if choice.is_ended or (sample.finish_reason is None and num_new < interval):
-                        continue
-                    pieces = self._pieces(place, choice, output, sample)
-                    events += [event({**self._head, "choices": [piece], **usage}) for piece in pieces]
-            if events:
-                yield b"".join(events)
+        with renamed(self.names):
+            async for ready in merged(self._outputs()):
+                latest.update(ready)
+                events = [told for place, output in ready for told in self._events(place, output, in_all)]
+                if events:
+                    yield b"".join(events)
         ends = [DONE]
         if wants_usage:
             usage = {"usage": usage_of([latest[place] for place in sorted(latest)])}
             ends.insert(0, event({**self._head, "choices": [], **usage}))
         yield b"".join(ends)
+
+    def _events(self, place: int, output: RequestOutput, with_usage: bool) -> Iterator[bytes]:
+        """What the choices of one prompt gained."""
+        usage = {"usage": usage_of([output])} if with_usage else {}
+        interval = self._body.stream_interval or 1
+        for choice, sample in zip(self._choices[place], output.outputs, strict=True):
+            num_new = len(sample.token_ids) - choice.num_tokens
+            if choice.is_ended or (sample.finish_reason is None and num_new < interval):
+                continue
+            for piece in self._pieces(place, choice, output, sample):
+                yield event({**self._head, "choices": [piece], **usage})
 
     def _outputs(self) -> list[AsyncIterator[RequestOutput]]:
         return self._service.generate(self._prompts, self._params, self.caller, self._body)

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from octavo.engine.inputs import TokenizedPrompt
 from octavo.engine.outputs import CompletionOutput, RequestOutput
@@ -100,11 +100,10 @@ class BlockAnswer(Answer):
         prompt: that it follows.
         turns: of the request.
         caller: whose it is.
+        names: see `Answer`.
         with_reasoning: whether reasoning is told.
 
     """
-
-    names: ClassVar[Mapping[str, str]] = {}  # of fields that the protocol calls otherwise
 
     def __init__(
         self,
@@ -114,10 +113,12 @@ class BlockAnswer(Answer):
         prompt: TokenizedPrompt,
         turns: Turns,
         caller: Caller,
+        names: Mapping[str, str],
         *,
         with_reasoning: bool,
     ) -> None:
         self.caller = caller
+        self.names = names
         self._service = service
         self._asked = asked
         self._params = params
@@ -125,6 +126,7 @@ class BlockAnswer(Answer):
         self._turn = turns.begin()
         self._found = _Blocks(with_reasoning=with_reasoning)
         self._blocks = self._found.all
+        self._num_chars = 0  # that were told
 
     @abstractmethod
     def _begun(self, output: RequestOutput) -> list[dict[str, Any]]:
@@ -153,8 +155,9 @@ class BlockAnswer(Answer):
 
     async def whole(self) -> dict[str, Any]:
         output: RequestOutput | None = None
-        async for output in self._outputs():  # noqa: B007
-            pass
+        with renamed(self.names):
+            async for output in self._outputs():  # noqa: B007
+                pass
         assert output is not None
         [sample] = output.outputs
         self._read(sample)
@@ -162,27 +165,24 @@ class BlockAnswer(Answer):
         return self._answer(output)
 
     async def stream(self) -> AsyncGenerator[bytes]:
-        num_chars = 0
-        is_begun = False
-        async for output in self._outputs():
-            [sample] = output.outputs
-            self._read(sample)
-            gained = self._turn.add(sample.text[num_chars:], is_over=output.finished)
-            num_chars = len(sample.text)
-            steps = self._found.take(gained, is_over=output.finished)
-            events = []
-            if steps and not is_begun:
-                is_begun = True
-                events += self._begun(output)
-            for step in steps:
-                events += self._told(step)
-            if output.finished:
-                events += self._ended(output)
-            if events:
-                yield b"".join(map(self._encode, events))
-
-    async def _outputs(self) -> AsyncIterator[RequestOutput]:
-        [outputs] = self._service.generate([self._prompt], self._params, self.caller, self._asked)
         with renamed(self.names):
-            async for output in outputs:
-                yield output
+            async for output in self._outputs():
+                events = self._events(output)
+                if events:
+                    yield b"".join(map(self._encode, events))
+
+    def _events(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """What the turn gained."""
+        [sample] = output.outputs
+        self._read(sample)
+        gained = self._turn.add(sample.text[self._num_chars :], is_over=output.finished)
+        self._num_chars = len(sample.text)
+        has_begun = bool(self._blocks)
+        steps = self._found.take(gained, is_over=output.finished)
+        events = self._begun(output) if steps and not has_begun else []
+        for step in steps:
+            events += self._told(step)
+        return events + self._ended(output) if output.finished else events
+
+    def _outputs(self) -> AsyncIterator[RequestOutput]:
+        return self._service.generate([self._prompt], self._params, self.caller, self._asked)[0]

@@ -11,13 +11,14 @@ from octavo.engine.inputs import Conversation, TokenizedPrompt
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.errors import shown
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
-from octavo.server.answers import Choice, ChunkedAnswer, respond
+from octavo.server.answers import Choice, ChunkedAnswer, renamed, respond
 from octavo.server.body import parse_body
 from octavo.server.errors import ApiError, unsupported
 from octavo.server.logprobs import ChatLogprobs, prompt_logprobs
 from octavo.server.protocol import ChatRequest
 from octavo.server.sampling import check_served, sampling_params
 from octavo.server.service import Caller, Service
+from octavo.server.structured import form_names
 from octavo.server.turns import Turns, choice_of, delta_of, effort_names
 from octavo.text.turn import Turn
 
@@ -84,7 +85,9 @@ async def _prepare(service: Service, request: Request, body: ChatRequest) -> "_C
     wanted = [body.max_completion_tokens, body.max_tokens, recommended.get("max_tokens")]
     max_tokens = next((number for number in wanted if number is not None), None)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, recommended, max_tokens=max_tokens, logprobs=logprobs)
+    names = {"max_tokens": "max_completion_tokens"} if body.max_completion_tokens is not None else {}
+    with renamed(names):
+        params = sampling_params(body, recommended, max_tokens=max_tokens, logprobs=logprobs)
     turns = Turns(
         service.options,
         service.engine.tokenizer,
@@ -136,9 +139,9 @@ class _Chat(ChunkedAnswer[ChatRequest, _Choice]):
         caller: Caller,
     ) -> None:
         self._turns = turns
-        super().__init__(
-            service, body, params, [prompt], caller, "chat.completion.chunk" if body.stream else "chat.completion"
-        )
+        names = {**form_names(body), **turns.forms}
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        super().__init__(service, body, params, [prompt], caller, names, kind)
         self._tells_reasoning = body.include_reasoning is not False
         self._echo = _last_words(body) if body.echo else ""
         self._logprobs: ChatLogprobs | None = None

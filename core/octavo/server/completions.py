@@ -22,6 +22,7 @@ from octavo.server.logprobs import CompletionLogprobs, prompt_logprobs
 from octavo.server.protocol import CompletionRequest, PromptField
 from octavo.server.sampling import check_served, sampling_params
 from octavo.server.service import Caller, Service
+from octavo.server.structured import form_names
 
 __all__ = ["create_completion", "prompts_of"]
 
@@ -112,7 +113,7 @@ class _Completion(ChunkedAnswer[CompletionRequest, _Choice]):
         texts: Sequence[str],
         caller: Caller,
     ) -> None:
-        super().__init__(service, body, params, prompts, caller, "text_completion")
+        super().__init__(service, body, params, prompts, caller, form_names(body), "text_completion")
         self._texts = texts
 
     def _choice(self, place: int, index: int) -> _Choice:

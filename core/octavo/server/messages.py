@@ -1,7 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's shape over the same chat."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic_core import from_json
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from octavo.server.protocol import Extras, generation_of
 from octavo.server.sampling import check_absent, sampling_params
 from octavo.server.service import Caller, Service
 from octavo.server.streaming import while_connected
+from octavo.server.structured import form_names
 from octavo.server.turns import Turns
 
 __all__ = ["CountTokensRequest", "MessagesRequest", "count_tokens", "create_message"]
@@ -28,7 +29,6 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 NAMES = {
     "prompt": "messages",
     "stop": "stop_sequences",
-    "json_schema": "output_config",
     "response_format": "output_config",
 }
 DELTAS = {"text": ("text_delta", "text"), "reasoning": ("thinking_delta", "thinking")}
@@ -106,7 +106,8 @@ async def _prepare(service: Service, request: Request, body: MessagesRequest) ->
         params = turns.params(params, prompt.token_ids)
     thinks = (body.thinking or {}).get("type", "disabled") != "disabled"
     caller = Caller.of(request, "msg", body.request_id)
-    return _Message(service, asked, params, prompt, turns, caller, with_reasoning=thinks)
+    names = {**NAMES, **form_names(asked, NAMES), **turns.forms}
+    return _Message(service, asked, params, prompt, turns, caller, names, with_reasoning=thinks)
 
 
 def _response_format(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -153,8 +154,6 @@ def _conversation(body: CountTokensRequest, turns: Turns) -> Conversation:
 
 class _Message(BlockAnswer):
     """One request under way, and what its answer is made of."""
-
-    names: ClassVar[Mapping[str, str]] = NAMES
 
     def _begun(self, output: RequestOutput) -> list[dict[str, Any]]:
         usage = {**_usage(output), "output_tokens": 0}

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from itertools import count
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from octavo.server.responses_input import messages_of
 from octavo.server.sampling import check_absent, sampling_params
 from octavo.server.service import Caller, Service
 from octavo.server.streaming import named_event
+from octavo.server.structured import form_names
 from octavo.server.turns import Turns, effort_names
 
 __all__ = ["ResponsesRequest", "create_response"]
@@ -32,8 +33,6 @@ NAMES = {
     "messages": "input",
     "prompt": "input",
     "max_tokens": "max_output_tokens",
-    "json_schema": "text",
-    "json_object": "text",
     "response_format": "text",
 }
 REFUSED = {
@@ -182,8 +181,6 @@ def _choice_of(body: ResponsesRequest) -> str | None:
 class _Response(BlockAnswer):
     """One request under way, and what its answer is made of."""
 
-    names: ClassVar[Mapping[str, str]] = NAMES
-
     def __init__(
         self,
         service: Service,
@@ -194,7 +191,8 @@ class _Response(BlockAnswer):
         caller: Caller,
         body: ResponsesRequest,
     ) -> None:
-        super().__init__(service, asked, params, prompt, turns, caller, with_reasoning=True)
+        names = {**NAMES, **form_names(asked, NAMES), **turns.forms}
+        super().__init__(service, asked, params, prompt, turns, caller, names, with_reasoning=True)
         self._turns = turns
         self._numbers = count()
         self._ids: dict[int, str] = {}

@@ -8,7 +8,7 @@ from octavo.server.errors import ApiError, unsupported
 from octavo.server.protocol import GenerationRequest
 from octavo.structured_output import StructuredOutput
 
-__all__ = ["structured_output"]
+__all__ = ["form_names", "structured_output"]
 
 # Keys of `structured_outputs`, as the engine calls them.
 FIELDS = {
@@ -19,6 +19,7 @@ FIELDS = {
     "grammar": "grammar",
 }
 GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+NO_NAMES: Mapping[str, str] = {}
 
 
 def structured_output(request: GenerationRequest) -> StructuredOutput | None:
@@ -30,21 +31,11 @@ def structured_output(request: GenerationRequest) -> StructuredOutput | None:
     """
     if request.guided_whitespace_pattern is not None:
         raise unsupported("guided_whitespace_pattern", "is not served: white space in JSON is up to 32 characters")
-    wishes: list[tuple[str, dict[str, Any]]] = []
-    if (form := _of_response_format(request.response_format)) is not None:
-        wishes.append(("response_format", form))
-    if request.structured_outputs:
-        given = {FIELDS[k]: v for k, v in request.structured_outputs.items() if k in FIELDS and v not in (None, False)}
-        if not given:
-            raise ApiError(400, f"structured_outputs has none of {', '.join(FIELDS)}", "structured_outputs")
-        wishes.append(("structured_outputs", given))
-    for name, field in GUIDED.items():
-        if (value := getattr(request, name)) is not None:
-            wishes.append((name, {field: value}))
-    if len(wishes) > 1:
-        names = " and ".join(name for name, _ in wishes)
-        raise ApiError(400, f"{names} are given; an output has one form", wishes[1][0])
-    for name, form in wishes:
+    fields = _fields(request)
+    if len(fields) > 1:
+        raise ApiError(400, f"{' and '.join(fields)} are given; an output has one form", fields[1])
+    for name in fields:
+        form = _form(request, name)
         try:
             return StructuredOutput(**form)
         except RequestError as error:
@@ -52,10 +43,36 @@ def structured_output(request: GenerationRequest) -> StructuredOutput | None:
     return None
 
 
-def _of_response_format(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    kind = None if given is None else given.get("type")
-    if given is None or kind == "text":
-        return None
+def form_names(request: GenerationRequest, names: Mapping[str, str] = NO_NAMES) -> dict[str, str]:
+    """How errors that a form meets later, when it is compiled, are to call the field that it came from.
+
+    `names` are of fields that the protocol calls otherwise.
+    """
+    return {form: names.get(name, name) for name in _fields(request) for form in FIELDS.values()}
+
+
+def _fields(request: GenerationRequest) -> list[str]:
+    """Which fields ask for a form."""
+    form = request.response_format
+    given = ["response_format"] if form is not None and form.get("type") != "text" else []
+    given += ["structured_outputs"] if request.structured_outputs else []
+    return given + [name for name in GUIDED if getattr(request, name) is not None]
+
+
+def _form(request: GenerationRequest, name: str) -> dict[str, Any]:
+    value = getattr(request, name)
+    if name == "response_format":
+        return _of_response_format(value)
+    if name in GUIDED:
+        return {GUIDED[name]: value}
+    given = {FIELDS[key]: each for key, each in value.items() if key in FIELDS and each not in (None, False)}
+    if not given:
+        raise ApiError(400, f"structured_outputs has none of {', '.join(FIELDS)}", "structured_outputs")
+    return given
+
+
+def _of_response_format(given: Mapping[str, Any]) -> dict[str, Any]:
+    kind = given.get("type")
     if kind == "json_object":
         return {"json_object": True}
     if kind == "json_schema":

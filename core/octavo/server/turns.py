@@ -94,6 +94,11 @@ class Turns:
         """Whether all text is content."""
         return not self._tools and self._reasoning is None
 
+    @property
+    def forms(self) -> Mapping[str, str]:
+        """How errors of the form that forces calls are to call the field that it came from; see `form_names`."""
+        return {"grammar": "tools"} if self._tools and self._choice != "auto" else {}
+
     def params(self, params: SamplingParams, prompt_ids: Sequence[int]) -> SamplingParams:
         """The parameters as these turns need them: with forms of forced calls, and markers left in the text."""
         markers = []
