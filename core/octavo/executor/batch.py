@@ -4,8 +4,7 @@ A sequence has a row in `SequenceStore` from its addition to its removal; a step
 few array operations, whatever the number of sequences. Nothing here allocates while requests run.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,16 @@ import numpy.typing as npt
 import torch
 
 from octavo.contract import AttentionBatch, StepBatch
+from octavo.scheduler.messages import ScheduledSequence
 
-__all__ = ["BatchBuilder", "Piece", "SequenceStore"]
+__all__ = ["BatchBuilder", "SequenceStore"]
 
 Ints = npt.NDArray[np.int64]
 
 # What unwritten memory holds in test mode: no token id, position, block or length that anything could serve.
 POISON = -0x5EADBEEF
 
-
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive known tokens of one sequence that a step computes: positions start to start + num_tokens - 1."""
-
-    seq_id: int
-    start: int
-    num_tokens: int
+MAX_KEPT_SHAPES = 64  # numbers of rows and tokens whose batch is kept: decoding comes back to a few
 
 
 class SequenceStore:
@@ -53,6 +46,8 @@ class SequenceStore:
         self._poison = poison
         self._num_changes = 0
         self._rows: dict[int, int] = {}
+        self._asked: list[int] = []  # whose rows were last asked for, and these
+        self._found = np.zeros(0, np.int64)
         self._free = list(range(num_rows - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -68,6 +63,7 @@ class SequenceStore:
         if not self._free:
             self._grow()
         row = self._rows[seq_id] = self._free.pop()
+        self._asked = []
         self.num_tokens[row] = self.num_blocks[row] = 0
         self.append_tokens(seq_id, token_ids)
         self.append_blocks(seq_id, block_ids)
@@ -77,16 +73,31 @@ class SequenceStore:
         row = self._rows.pop(seq_id, None)
         if row is None:
             return
+        self._asked = []
         self._free.append(row)
         if self._poison:
             self.token_ids[row] = self.block_tables[row] = POISON
 
     def append_tokens(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Add tokens that are known from now on."""
+        self.guess_tokens(seq_id, token_ids)
+        self.num_tokens[self._rows[seq_id]] += len(token_ids)
+
+    def guess_tokens(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        """Put tokens behind the known ones without knowing them: what is known later overwrites them."""
         row = self._rows[seq_id]
         start = int(self.num_tokens[row])
         self.token_ids[row, start : start + len(token_ids)] = token_ids
-        self.num_tokens[row] += len(token_ids)
+
+    def append_new(self, token_ids: Mapping[int, Sequence[int]]) -> None:
+        """Add the tokens that a step gave, by sequence: most have one."""
+        if sum(map(len, token_ids.values())) == len(token_ids):
+            rows = self.rows_of(list(token_ids))
+            self.token_ids[rows, self.num_tokens[rows]] = [new[0] for new in token_ids.values()]
+            self.num_tokens[rows] += 1
+        else:
+            for seq_id, new in token_ids.items():
+                self.append_tokens(seq_id, new)
 
     def append_blocks(self, seq_id: int, block_ids: Sequence[int]) -> None:
         """Add blocks to the end of the sequence's table."""
@@ -110,9 +121,15 @@ class SequenceStore:
         row = self._rows[seq_id]
         return self.token_ids[row, : self.num_tokens[row]]
 
-    def rows_of(self, seq_ids: Iterable[int]) -> Ints:
-        """[n] the rows of some sequences."""
-        return np.fromiter((self._rows[seq_id] for seq_id in seq_ids), np.int64)
+    def num_known(self, seq_id: int) -> int:
+        """How many tokens of the sequence are known."""
+        return int(self.num_tokens[self._rows[seq_id]])
+
+    def rows_of(self, seq_ids: list[int]) -> Ints:
+        """[n] the rows of some sequences, which is mostly asked of the same ones as before."""
+        if seq_ids != self._asked:
+            self._asked, self._found = seq_ids, np.array([self._rows[seq_id] for seq_id in seq_ids], np.int64)
+        return self._found
 
     def _stamp(self, row: int) -> None:
         self._num_changes += 1
@@ -153,86 +170,114 @@ class BatchBuilder:
         self._store = store
         self._num_groups = num_groups
         self._make = buffer
-        self._starts = buffer((max_rows + 1,), torch.int32)
-        self._seq_lens = buffer((max_rows,), torch.int32)
-        self._tables = buffer((max_rows, store.max_blocks), torch.int32)
-        self._placed = np.full(max_rows, -1, np.int64)  # stamp of the table that stands in each row
-        self._token_ids = buffer((max_tokens,), torch.int64)
-        self._positions = buffer((max_tokens,), torch.int64)
-        self._slots = buffer((max_tokens,), torch.int64)
+        self._make_row_buffers(max_rows)
+        self._make_token_buffers(max_tokens)
+        self._batches: dict[tuple[int, int], StepBatch] = {}
 
-    def build(self, pieces: Sequence[Piece]) -> StepBatch:
-        """The batch whose row r is piece r.
+    def _make_row_buffers(self, num_rows: int) -> None:
+        self._starts = self._make((num_rows + 1,), torch.int32)
+        self._starts.host[0] = 0
+        self._seq_lens = self._make((num_rows,), torch.int32)
+        self._tables = self._make((num_rows, self._store.max_blocks), torch.int32)
+        self._placed = np.full(num_rows, -1, np.int64)  # stamp of the table that stands in each row
+        self._counting = np.arange(1, num_rows + 1)
+
+    def _make_token_buffers(self, num_tokens: int) -> None:
+        self._token_ids, self._positions, self._slots = (self._make((num_tokens,), torch.int64) for _ in "123")
+
+    def build(self, pieces: Sequence[ScheduledSequence]) -> StepBatch:
+        """The batch whose row r is piece r: its known tokens, and its guesses behind them.
 
         Raises:
             ValueError: a piece reaches past what is known of its sequence, or past its blocks.
 
         """
         store, num_rows = self._store, len(pieces)
-        rows = store.rows_of(piece.seq_id for piece in pieces)
-        starts = np.asarray([piece.start for piece in pieces], np.int64)
-        counts = np.asarray([piece.num_tokens for piece in pieces], np.int64)
-        self._check(pieces, rows, starts + counts)
-        ends = np.cumsum(counts)
-        num_tokens = int(ends[-1])
+        rows = store.rows_of([piece.seq_id for piece in pieces])
+        starts = np.array([piece.num_computed for piece in pieces], np.int64)
+        counts = np.array([piece.num_tokens + len(piece.draft_token_ids) for piece in pieces], np.int64)
+        seq_lens = starts + counts
+        self._check(pieces, rows, seq_lens)
+        num_tokens = int(counts.sum())
         self._reserve(num_rows, num_tokens)
 
-        self._starts.host[0] = 0
+        if num_tokens == num_rows:  # one token each: the work below comes to this
+            ends, positions, row_of = self._counting[:num_rows], starts, rows
+        else:
+            ends = np.cumsum(counts)
+            positions = np.arange(num_tokens) + np.repeat(seq_lens - ends, counts)
+            row_of = np.repeat(rows, counts)
         self._starts.host[1 : num_rows + 1] = ends
-        self._seq_lens.host[:num_rows] = starts + counts
-        positions = self._positions.host[:num_tokens]
-        positions[:] = np.arange(num_tokens) + np.repeat(starts - ends + counts, counts)
-        row_of = np.repeat(rows, counts)
+        self._seq_lens.host[:num_rows] = seq_lens
+        self._positions.host[:num_tokens] = positions
         self._token_ids.host[:num_tokens] = store.token_ids[row_of, positions]
-        blocks, offsets = np.divmod(positions, store.block_size)
-        self._slots.host[:num_tokens] = store.block_tables[row_of, blocks].astype(np.int64) * store.block_size + offsets
+        blocks = positions // store.block_size
+        # The block's first slot less its first position, and then the position.
+        self._slots.host[:num_tokens] = (store.block_tables[row_of, blocks] - blocks) * store.block_size + positions
+        self._place_tables(rows)
+        for buffer, num in (
+            (self._starts, num_rows + 1),
+            (self._seq_lens, num_rows),
+            (self._positions, num_tokens),
+            (self._token_ids, num_tokens),
+            (self._slots, num_tokens),
+        ):
+            buffer.upload(0, num)
+        return self._batch(num_rows, num_tokens)
 
-        attention = AttentionBatch(
-            query_start_loc=self._starts.upload(num_rows + 1),
-            seq_lens=self._seq_lens.upload(num_rows),
-            block_table=self._place_tables(rows),
-            slot_mapping=self._slots.upload(num_tokens),
-            query_start_loc_host=self._starts.host[: num_rows + 1],
-            seq_lens_host=self._seq_lens.host[:num_rows],
-            block_table_host=self._tables.host[:num_rows],
-            slot_mapping_host=self._slots.host[:num_tokens],
-        )
-        # Blocks are counted for all layers at once, so every group has the same tables.
-        return StepBatch(
-            token_ids=self._token_ids.upload(num_tokens),
-            positions=self._positions.upload(num_tokens),
-            attention=[attention] * self._num_groups,
-        )
-
-    def _check(self, pieces: Sequence[Piece], rows: Ints, seq_lens: Ints) -> None:
-        known, blocks = self._store.num_tokens[rows], self._store.num_blocks[rows]
-        wrong = np.flatnonzero((seq_lens > known) | (seq_lens > blocks * self._store.block_size))
-        if wrong.size:
-            at = int(wrong[0])
-            raise ValueError(
-                f"sequence {pieces[at].seq_id} is to compute up to {seq_lens[at]} tokens,"
-                f" {known[at]} are known and {blocks[at]} blocks of {self._store.block_size} are its own"
+    def _batch(self, num_rows: int, num_tokens: int) -> StepBatch:
+        """The first so many rows and tokens of the buffers."""
+        batch = self._batches.get((num_rows, num_tokens))
+        if batch is None:
+            attention = AttentionBatch(
+                query_start_loc=self._starts.tensor(num_rows + 1),
+                seq_lens=self._seq_lens.tensor(num_rows),
+                block_table=self._tables.tensor(num_rows),
+                slot_mapping=self._slots.tensor(num_tokens),
+                query_start_loc_host=self._starts.host[: num_rows + 1],
+                seq_lens_host=self._seq_lens.host[:num_rows],
+                block_table_host=self._tables.host[:num_rows],
+                slot_mapping_host=self._slots.host[:num_tokens],
             )
+            # Blocks are counted for all layers at once, so every group has the same tables.
+            groups = [attention] * self._num_groups
+            batch = StepBatch(self._token_ids.tensor(num_tokens), self._positions.tensor(num_tokens), groups)
+            if len(self._batches) >= MAX_KEPT_SHAPES:
+                self._batches.clear()
+            self._batches[num_rows, num_tokens] = batch
+        return batch
+
+    def _check(self, pieces: Sequence[ScheduledSequence], rows: Ints, seq_lens: Ints) -> None:
+        known, blocks = self._store.num_tokens[rows], self._store.num_blocks[rows]
+        wrong = (seq_lens > known) | (seq_lens > blocks * self._store.block_size)
+        if wrong.any():
+            for at in np.flatnonzero(wrong).tolist():
+                guesses = len(pieces[at].draft_token_ids)
+                if seq_lens[at] > min(known[at] + guesses, blocks[at] * self._store.block_size):
+                    raise ValueError(
+                        f"sequence {pieces[at].seq_id} is to compute up to {seq_lens[at]} tokens,"
+                        f" {known[at] + guesses} are known and {blocks[at]} blocks of {self._store.block_size} are"
+                        " its own"
+                    )
 
     def _reserve(self, num_rows: int, num_tokens: int) -> None:
         if num_rows > len(self._seq_lens.host):
-            self._starts = self._make((2 * num_rows + 1,), torch.int32)
-            self._seq_lens = self._make((2 * num_rows,), torch.int32)
-            self._tables = self._make((2 * num_rows, self._store.max_blocks), torch.int32)
-            self._placed = np.full(2 * num_rows, -1, np.int64)
+            self._make_row_buffers(2 * num_rows)
+            self._batches.clear()
         if num_tokens > len(self._positions.host):
-            self._token_ids, self._positions, self._slots = (self._make((2 * num_tokens,), torch.int64) for _ in "123")
+            self._make_token_buffers(2 * num_tokens)
+            self._batches.clear()
 
-    def _place_tables(self, rows: Ints) -> torch.Tensor:
-        """[R, max_blocks] the tables in the order of the batch; what lies past a row's blocks is left as it was."""
+    def _place_tables(self, rows: Ints) -> None:
+        """Put the tables in the order of the batch; what lies past a row's blocks is left as it was."""
         stamps = self._store.stamps[rows]
-        changed = np.flatnonzero(self._placed[: len(rows)] != stamps)
-        for at in changed:
-            num_blocks = int(self._store.num_blocks[rows[at]])
-            self._tables.host[at, :num_blocks] = self._store.block_tables[rows[at], :num_blocks]
-        self._placed[changed] = stamps[changed]
-        first, last = (int(changed[0]), int(changed[-1]) + 1) if changed.size else (0, 0)
-        return self._tables.upload(len(rows), first, last)
+        changed = (self._placed[: len(rows)] != stamps).nonzero()[0]
+        if changed.size:
+            for at in changed:
+                num_blocks = int(self._store.num_blocks[rows[at]])
+                self._tables.host[at, :num_blocks] = self._store.block_tables[rows[at], :num_blocks]
+            self._placed[changed] = stamps[changed]
+            self._tables.upload(int(changed[0]), int(changed[-1]) + 1)
 
 
 class _Buffer:
@@ -248,12 +293,15 @@ class _Buffer:
         self._staging = staging
         self._tensor = staging if staging.device.type == device.type else staging.to(device)
 
-    def upload(self, num: int, first: int = 0, last: int | None = None) -> torch.Tensor:
-        """The first `num` rows on the device, after copying those from `first` to `last` (`num`, if not given)."""
-        if self._tensor is not self._staging:
-            changed = slice(first, num if last is None else last)
-            self._tensor[changed].copy_(self._staging[changed], non_blocking=self._staging.is_pinned())
+    def tensor(self, num: int) -> torch.Tensor:
+        """The first `num` rows on the device."""
         return self._tensor[:num]
+
+    def upload(self, first: int, last: int) -> None:
+        """Copy rows `first` to `last` - 1 to the device, where it has a memory of its own."""
+        if self._tensor is not self._staging:
+            changed = slice(first, last)
+            self._tensor[changed].copy_(self._staging[changed], non_blocking=self._staging.is_pinned())
 
 
 def _array(shape: tuple[int, ...], dtype: npt.DTypeLike, poison: bool) -> npt.NDArray[Any]:

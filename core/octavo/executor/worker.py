@@ -22,7 +22,8 @@ from octavo.contract import (
 )
 from octavo.errors import ConfigError, OctavoError, PlatformError
 from octavo.executor.memory import MemoryPlan, MemoryRequest, plan_memory
-from octavo.executor.model_runner import MAX_PROMPT_LOGITS, KVGroupCaches, ModelRunner, RunnerLimits, scores_prompts
+from octavo.executor.model_runner import KVGroupCaches, ModelRunner, RunnerLimits
+from octavo.executor.prompts import MAX_PROMPT_LOGITS, scores_prompts
 from octavo.hardware.choose import portable_ops
 from octavo.hardware.registry import Registry
 from octavo.hardware.resolve import Manifest, OpResolver

@@ -56,7 +56,7 @@ class NewSequence:
     pooled: range = range(0)
 
 
-class ScheduledSequence(msgspec.Struct, frozen=True):
+class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     """A sequence that computes in this step.
 
     Attributes:
@@ -109,7 +109,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
         return sum(s.num_tokens + len(s.draft_token_ids) for s in self.scheduled)
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities at one position, of the model's raw distribution.
 
     Attributes:
@@ -170,7 +170,7 @@ class ModelRunnerOutput:
     failures: tuple[SequenceFailure, ...] = ()
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True):
+class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One line of a request's history: seconds since the epoch, what happened, and why."""
 
     time: float
@@ -178,7 +178,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     detail: str = ""
 
 
-class SampleUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
+class SampleUpdate(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What one sample gained in a step.
 
     Attributes:
@@ -197,7 +197,7 @@ class SampleUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_reason: int | None = None
 
 
-class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True):
+class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What one request gained in a step, or what happened to it; the front hears of nothing else.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Literal
 from octavo.cache.manager import BlockChain, SwappedTable
 from octavo.pooling_params import PoolingParams
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.messages import Event
+from octavo.scheduler.messages import Event, SampleUpdate, TokenLogprobs
 from octavo.scheduler.pooling import Pool
 from octavo.scheduler.speculation import NgramIndex
 
@@ -83,6 +83,7 @@ class Request:
         runs_alone: whether its first step is its own, after all others that are there (it may be at fault).
         num_prompt_done: prompt tokens that were computed or found in the prefix cache, each counted once,
             whatever a preemption or the death of an engine threw away since.
+        gained, gained_logprobs: what its samples have, and its prompt's log-probabilities, until the front is told.
         sequences, live: its samples, and those that go on; a new list whenever one ends.
         grammar: its structured output, compiled: held here, so that whoever samples finds it ready; or None.
         pool: what has been pooled, where an embedding is wanted (then max_tokens is 0 and n is 1); or None.
@@ -141,6 +142,8 @@ class Request:
         self.events: list[Event] = []
         self.has_output = any(self.known_outputs.values())
         self.waits_for = ""  # why it could not be admitted when it was last the first of those that wait
+        self.gained: list[SampleUpdate] = []
+        self.gained_logprobs: list[TokenLogprobs] = []
         self._num_told = 0
 
     @property

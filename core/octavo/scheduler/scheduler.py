@@ -410,7 +410,7 @@ class Scheduler:
         scored = result.prompt_logprobs.get(seq.seq_id, [])
         request.num_prompt_logprobs += len(scored)
         if scored:
-            self._updates.of(request).prompt_logprobs.extend(scored)
+            self._updates.scored(request, scored)
         if request.pool:
             request.pool.add(result.hidden_sums.get(seq.seq_id))
-            self._updates.of(request)
+            self._updates.tell(request)

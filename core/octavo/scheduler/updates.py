@@ -16,38 +16,24 @@ WAIT_LOG_SECONDS = 5.0  # at least so long between two lines that say that reque
 logger = logging.getLogger(__name__)
 
 
-class _Update:
-    """What one request gains."""
-
-    __slots__ = ("prompt_logprobs", "request", "samples")
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.samples: list[SampleUpdate] = []
-        self.prompt_logprobs: list[TokenLogprobs] = []
-
-
 class Updates:
     """Gathers what requests gain until the front takes it."""
 
     def __init__(self) -> None:
-        self._updates: dict[str, _Update] = {}
+        self._updates: dict[str, Request] = {}  # those that have news
         self._last_wait_log = float("-inf")
 
     def __bool__(self) -> bool:
         return bool(self._updates)
 
-    def of(self, request: Request) -> _Update:
-        """The gathering update of a request."""
-        update = self._updates.get(request.request_id)
-        if update is None:
-            update = self._updates[request.request_id] = _Update(request)
-        return update
+    def tell(self, request: Request) -> None:
+        """The front is to hear of a request."""
+        self._updates[request.request_id] = request
 
     def record(self, request: Request, name: str, detail: str = "") -> None:
         """Something happened to a request."""
         request.record(name, detail)
-        self.of(request)
+        self.tell(request)
 
     def placed(self, request: Request, match: PrefixMatch, *, resumed: bool, swapped_in: bool) -> None:
         """A request has its place on the device, for the first time or again, and so much of it was there."""
@@ -95,12 +81,17 @@ class Updates:
         """A sample has ended."""
         self._add(request, SampleUpdate(seq.sample_index, (), (), seq.finish_reason, seq.stop_reason))
 
+    def scored(self, request: Request, logprobs: list[TokenLogprobs]) -> None:
+        """Further prompt positions have their log-probabilities."""
+        request.gained_logprobs += logprobs
+        self.tell(request)
+
     def _add(self, request: Request, gained: SampleUpdate) -> None:
         """Put what a sample has behind what it gained before."""
-        samples = self.of(request).samples
-        for place, before in enumerate(samples):
+        self._updates[request.request_id] = request
+        for place, before in enumerate(request.gained):
             if before.index == gained.index:
-                samples[place] = SampleUpdate(
+                request.gained[place] = SampleUpdate(
                     gained.index,
                     before.token_ids + gained.token_ids,
                     before.logprobs + gained.logprobs,
@@ -108,28 +99,31 @@ class Updates:
                     gained.stop_reason,
                 )
                 return
-        samples.append(gained)
+        request.gained.append(gained)
 
     def take(self) -> list[RequestUpdate]:
         """Everything gathered, as messages."""
-        updates, self._updates = self._updates, {}
-        return [message for update in updates.values() if (message := self._message(update)) is not None]
+        requests, self._updates = self._updates.values(), {}
+        return [message for request in requests if (message := _message(request)) is not None]
 
-    def _message(self, update: _Update) -> RequestUpdate | None:
-        request, samples = update.request, update.samples
-        events = request.take_events()
-        if not (samples or update.prompt_logprobs or events):
-            return None
-        if len(samples) > 1:
-            samples.sort(key=lambda sample: sample.index)
-        return RequestUpdate(
-            request.request_id,
-            tuple(samples),
-            tuple(update.prompt_logprobs),
-            request.pool.embedding() if request.pool else None,
-            request.num_cached_tokens or 0,
-            request.error,
-            not request.live,
-            events,
-            request.num_prompt_done,
-        )
+
+def _message(request: Request) -> RequestUpdate | None:
+    events, samples, logprobs = request.take_events(), request.gained, request.gained_logprobs
+    if not (samples or logprobs or events):
+        return None
+    if len(samples) > 1:
+        samples.sort(key=lambda sample: sample.index)
+    message = RequestUpdate(
+        request.request_id,
+        tuple(samples),
+        tuple(logprobs),
+        request.pool.embedding() if request.pool else None,
+        request.num_cached_tokens or 0,
+        request.error,
+        not request.live,
+        events,
+        request.num_prompt_done,
+    )
+    samples.clear()
+    logprobs.clear()
+    return message

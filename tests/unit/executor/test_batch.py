@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from octavo.contract import StepBatch
-from octavo.executor.batch import POISON, BatchBuilder, Piece, SequenceStore, _Buffer
+from octavo.executor.batch import POISON, BatchBuilder, SequenceStore, _Buffer
+from octavo.scheduler.messages import ScheduledSequence as Piece
 
 BLOCK = 4
 
@@ -95,7 +96,7 @@ def test_what_a_device_gets_is_what_the_host_has() -> None:
         assert attention.block_table.data_ptr() != attention.block_table_host.ctypes.data
         assert attention.block_table[:, :2].tolist() == attention.block_table_host[:, :2].tolist()
         assert attention.block_table[:, :2].tolist() == [
-            store.block_tables[r, :2].tolist() for r in store.rows_of(order)
+            store.block_tables[r, :2].tolist() for r in store.rows_of(order.tolist())
         ]
         assert attention.slot_mapping.tolist() == attention.slot_mapping_host.tolist()
         assert attention.seq_lens.tolist() == attention.seq_lens_host.tolist()

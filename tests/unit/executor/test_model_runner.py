@@ -9,6 +9,7 @@ from doubles.fake_program import ALL_MODES, PoisonError, fake_greedy, fake_logit
 
 from octavo.contract import RowMode
 from octavo.executor import model_runner
+from octavo.executor import prompts as prompt_rows
 from octavo.executor.logprobs import from_logits
 from octavo.executor.sampler import Draw, Sampler
 from octavo.sampling_params import SamplingParams
@@ -215,7 +216,7 @@ def test_prompt_logprobs_in_chunks(cuts: list[int], start: int | None, modes: fr
 @MODES
 def test_prompt_logprobs_of_several_beside_others(modes: frozenset[RowMode], monkeypatch: pytest.MonkeyPatch) -> None:
     """Different numbers of alternatives in one step, cut into several program calls where only logits are served."""
-    monkeypatch.setattr(model_runner, "MAX_PROMPT_LOGITS", 5)
+    monkeypatch.setattr(prompt_rows, "MAX_PROMPT_LOGITS", 5)
     executor = FakeExecutor(modes=modes)
     prompts = {1: list(range(1, 14)), 2: [3], 3: [9, 8, 7, 6, 5, 4], 4: [2, 4, 6, 8], 5: [11] * 6}
     wanted = {1: 2, 3: 0, 5: 5}
