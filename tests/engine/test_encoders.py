@@ -1,5 +1,6 @@
 """Encoders give embeddings: transformers' hidden states, pooled, whatever stands beside a prompt."""
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo import LLM, EmbeddingOutput, EngineConfig
 from octavo.cli.main import main
+from octavo.engine.async_engine import AsyncEngine
 from octavo.errors import ConfigError, ModelError, OctavoError, UnsupportedError
 from octavo.model.encoder import ENCODERS
 
@@ -234,6 +236,37 @@ def test_bad_prompts_fail_alone(bert: tuple[Path, Any], make: MakeEncoder) -> No
     check(bert[1], [first, last])
     assert unknown.error is not None and "token ids are integers from 0 to 400" in unknown.error
     assert too_long.error is not None and "the prompt has 67 tokens and max_model_len is 66" in too_long.error
+
+
+def test_a_prompt_has_a_timeline_and_its_tokens_count(bert: tuple[Path, Any]) -> None:
+    async def test() -> None:
+        config = EngineConfig.of(model=str(bert[0]), dtype="float32", num_threads=1, max_num_seqs=1)
+        engine = await AsyncEngine.start(config)
+        try:
+            profile = asyncio.create_task(engine.profile(2, 60))
+            prompts = [[5] * 9, [6] * 4]
+            await asyncio.gather(
+                *(engine.embed({"prompt_token_ids": ids}, request_id=str(i)) for i, ids in enumerate(prompts))
+            )
+            for i, prompt in enumerate(prompts):
+                timeline = engine.timeline(str(i))
+                assert timeline is not None
+                events = {event["event"]: event["detail"] for event in timeline["events"]}
+                assert list(events) == ["received", "tokenised", "queued", "admitted", "chunk", "finished"]
+                assert events["admitted"] == "1 prompts side by side; an encoder has no prefix cache"
+                assert events["chunk"] == f"{len(prompt)} tokens, all of its prompt"
+                assert (timeline["finish_reason"], timeline["num_prompt_done"]) == ("stop", len(prompt))
+            totals = engine.history.totals
+            assert totals["num_prompt_tokens"] == totals["num_computed_prompt_tokens"] == 13
+            assert (totals["num_computed_tokens"], totals["num_admitted"]) == (13, 2)
+            steps = (await profile).steps
+            assert [step.num_tokens for step in steps] == [9, 4]
+            for step in steps:
+                assert [phase for phase, _ in step.marks] == ["schedule", "program", "update", "send"]
+        finally:
+            await engine.stop()
+
+    asyncio.run(asyncio.wait_for(test(), 120))
 
 
 # Refusals

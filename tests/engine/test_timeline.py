@@ -1,8 +1,10 @@
 """What happened to a request can be told afterwards, whatever became of its engine; counts obey their laws."""
 
 import asyncio
+import logging
 import os
 import signal
+import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ from doubles.tiny_llm import greedy
 
 from octavo import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.history import Origin, RequestRecord
+from octavo.engine.history import History, Origin, RequestRecord
+from octavo.engine.stages import stages_of
 from octavo.engine.wire import WireStats
 from octavo.errors import ConfigError, DeadlineError
 from octavo.sampling_params import SamplingParams
+from octavo.scheduler.messages import Event, RequestUpdate, SampleUpdate
 
 PROMPTS = [[4 + (7 * i + 3 * j) % 250 for j in range(20 + 11 * i)] for i in range(4)]
 
@@ -128,7 +132,13 @@ def test_tokens_in_are_tokens_computed_and_cached(tiny_folder: Path, mode: str) 
         records = engine.history.records()
         assert sum(record.num_preemptions for record in records) == totals["num_preemptions"]
         preempted = next(record for record in records if record.num_preemptions)
-        assert {"preempted", "resumed"} <= set(names(engine, preempted.request_id))
+        expected = {"preempted", "resumed"} | ({"swapped"} if mode == "swap" else set())
+        assert expected <= set(names(engine, preempted.request_id))
+        assert (totals["num_swaps"] > 0) == (mode == "swap")
+        history = engine.history
+        assert history.num_received == history.num_finished == len(prompts)
+        assert history.num_in == {"waiting": 0, "running": 0, "swapped": 0}
+        assert history.num_unqueued == history.num_waiting == 0
         details = [event.detail for record in records for event in record.events if event.name == "preempted"]
         assert all("; to be computed again" in detail or "; swapped out" in detail for detail in details)
         waits = [event.detail for record in records for event in record.events if event.name == "waiting"]
@@ -178,9 +188,69 @@ def test_a_deadline_that_passes_in_the_queue_costs_nothing(tiny_folder: Path) ->
     run(test())
 
 
-def test_history_is_bounded() -> None:
-    from octavo.engine.history import History
+def test_stages_follow_from_events_and_leave_no_gap() -> None:
+    def stages(*events: str, finished: float | None = None, has_form: bool = False) -> list[tuple[str, float, float]]:
+        record = RequestRecord("one", 0.0, finished=finished, has_form=has_form)
+        for when, name in enumerate(("received", *events)):
+            record.events.append(Event(float(when), name, f"why {name}"))
+        found = stages_of(record)
+        assert [stage.begin for stage in found[1:]] == [stage.end for stage in found[:-1]]
+        return [(stage.name, stage.begin, stage.end) for stage in found]
 
+    plain = "tokenised queued waiting admitted chunk chunk"
+    assert stages(*plain.split(), "first token", "finished", finished=9.0) == [
+        ("tokenise", 0.0, 1.0),
+        ("queue", 1.0, 4.0),
+        ("prefill", 4.0, 7.0),
+        ("decode", 7.0, 8.0),
+    ]
+    swapped = ["first token", "preempted", "swapped", "waiting", "resumed", "preempted", "resumed"]
+    assert [name for name, _, _ in stages("tokenised", "queued", "admitted", *swapped, finished=99.0)] == [
+        *("tokenise", "queue", "prefill", "decode"),
+        *("preempted", "decode", "preempted", "decode"),
+    ]
+    died = ["tokenised", "queued", "admitted", "engine died", "sent again", "queued", "admitted", "first token"]
+    assert [name for name, _, _ in stages(*died, finished=99.0)] == [
+        *("tokenise", "queue", "prefill", "restart", "prefill", "decode"),
+    ]
+    formed = stages("tokenised", "compiled", "queued", finished=9.0, has_form=True)
+    assert formed == [("tokenise", 0.0, 1.0), ("compile", 1.0, 2.0), ("queue", 2.0, 9.0)]
+
+
+def test_the_last_line_has_the_totals(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    history = History()
+    record = RequestRecord("one", time.time(), num_prompt_tokens=53)
+    history.begin(record)
+    events = (Event(record.received + 1, "queued"), Event(record.received + 2, "admitted"))
+    samples = (SampleUpdate(0, (5, 6, 7)),)
+    history.hear(RequestUpdate("one", samples, events=events, num_cached_tokens=48, num_prompt_done=53))
+    history.end(record, "length")
+    history.end(record, "abort")  # it ends once
+    [line] = [message for message in caplog.messages if "ended" in message]
+    assert line.startswith(
+        "request one ended: length; 53 prompt tokens, 48 of them cached; 3 generated; preempted 0 times; queued 2.000 s"
+    )
+    assert "first token after 0." in line and line.endswith(" s in all")
+    failed = RequestRecord("two", time.time())
+    history.begin(failed)
+    history.end(failed, "error", "out of luck")
+    assert caplog.records[-1].levelno == logging.WARNING
+    assert caplog.messages[-1].endswith("; out of luck")
+
+
+def test_what_comes_after_the_end_changes_no_state() -> None:
+    history = History()
+    record = RequestRecord("one", 0.0)
+    history.begin(record)
+    history.end(record, "abort")
+    history.hear(RequestUpdate("one", events=(Event(1.0, "queued"), Event(2.0, "admitted"))))
+    assert record.state == "finished"
+    assert (history.num_received, history.num_finished, history.num_unqueued) == (1, 1, 0)
+    assert history.num_in == {"waiting": 0, "running": 0, "swapped": 0}
+
+
+def test_history_is_bounded() -> None:
     history = History(max_records=3)
     for i in range(10):
         record = RequestRecord(f"r{i}", 0.0)

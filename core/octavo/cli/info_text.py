@@ -92,7 +92,7 @@ def _value(value: Any) -> str:
 def _memory(memory: dict[str, int]) -> list[tuple[str, str]]:
     if "num_blocks" in memory:
         plan = MemoryPlan(**{field.name: memory[field.name] for field in fields(MemoryPlan)})
-        return [*plan.lines(), ("reserved", f"{plan.reserved / GIB:.2f} GiB: weights, workspace and KV cache")]
+        return plan.lines()
     return [("total", f"{memory['total'] / GIB:.2f} GiB"), ("free", f"{memory['free'] / GIB:.2f} GiB")]
 
 

@@ -68,7 +68,8 @@ class MemoryPlan:
             ("weights", _gib(self.weights)),
             ("workspace", _gib(self.workspace)),
             ("KV cache", f"{_gib(self.kv_bytes)}: {blocks}, {self.max_tokens} tokens in all"),
-            ("left", _gib(self.left)),
+            ("reserved", f"{_gib(self.reserved)}: weights, workspace and KV cache"),
+            ("available", f"{_gib(self.left)} left"),
         ]
         if self.num_host_blocks:
             rows.append(("host swap space", f"{_gib(self.host_bytes)}: {self.num_host_blocks} blocks"))

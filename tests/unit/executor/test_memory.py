@@ -112,7 +112,8 @@ def test_it_prints() -> None:
         "weights",
         "workspace",
         "KV cache",
-        "left",
+        "reserved",
+        "available",
         "host swap space",
     ]
     assert "550 blocks of 16 tokens, 1024 KiB each, 8800 tokens in all" in lines[4]
