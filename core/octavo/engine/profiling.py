@@ -186,7 +186,7 @@ class Profiles:
 
         """
         if self._waits is not None:
-            raise BusyError("another profile is being taken; ask again when it is done", seconds)
+            raise BusyError("another profile is being taken; ask again when it is done", max(seconds, 1.0))
         waits = self._waits = asyncio.get_running_loop().create_future()
         self._number += 1
         self._send(Profile(self._number, num_steps))

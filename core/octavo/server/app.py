@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from octavo import __version__
 from octavo.engine.async_engine import AsyncEngine
-from octavo.errors import OctavoError
+from octavo.errors import BusyError, OctavoError
 from octavo.server import (
     chat,
     completions,
@@ -120,6 +120,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
     known = as_api_error(error)
     if known is None:  # logged with its traceback by whoever called this
         known = ApiError(500, "this request failed by a fault of the server")
+    if known.status < 500 or isinstance(error, BusyError):  # others ended as requests of the engine, which says so
+        path = request.scope.get("raw_path", b"")[:100].decode("latin-1")
+        logger.info("%s %s: refused (%d): %s", request.method, path, known.status, known.message)
     return error_response(known)
 
 
