@@ -29,22 +29,30 @@ def quantize(weight: torch.Tensor, weight_format: str) -> QuantizedWeight:
     codes = torch.empty(num_rows, num_groups * GROUP_SIZE * bits // 8, dtype=torch.uint8)
     scales = torch.empty(num_rows, num_groups, dtype=torch.float16)
     mins = torch.empty_like(scales) if bits == 4 else None
+    filling = -num_columns % GROUP_SIZE
     step = max(1, CHUNK_GROUPS // max(num_groups, 1))
     for start in range(0, num_rows, step):
         rows = slice(start, start + step)
         part = weight[rows].float()
-        if num_columns % GROUP_SIZE:
-            part = torch.nn.functional.pad(part, (0, -num_columns % GROUP_SIZE))
+        if filling:  # more of the last number, so that a part group keeps its range
+            part = torch.cat((part, part[:, -1:].expand(-1, filling)), 1)
         groups = part.reshape(-1, GROUP_SIZE).t().contiguous()
         if mins is None:
             code, scale = _of_8_bits(groups)
+            _last(code, num_groups, filling).fill_(128)
             codes[rows] = code.t().reshape(len(part), -1)
         else:
             code, scale, low = _of_4_bits(groups)
+            _last(code, num_groups, filling).zero_()
             mins[rows] = low.view(len(part), -1)
             codes[rows] = (code[::2] | code[1::2] << 4).t().reshape(len(part), -1)
         scales[rows] = scale.view(len(part), -1)
     return QuantizedWeight((num_rows, num_columns), bits, codes, scales, mins)
+
+
+def _last(codes: torch.Tensor, num_groups: int, filling: int) -> torch.Tensor:
+    """Of codes [32, G], the last `filling` of each row's last group."""
+    return codes.view(GROUP_SIZE, -1, num_groups)[GROUP_SIZE - filling :, :, -1]
 
 
 def _of_8_bits(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
