@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from typing import Literal
 
 from octavo import errors
@@ -11,7 +12,7 @@ from octavo.engine.history import History
 from octavo.engine.live import LiveRequests
 from octavo.engine.profiling import Profiled, Profiles
 from octavo.engine.supervisor import EngineProcess
-from octavo.engine.wire import Failed, FromEngine, Ready, ToEngine
+from octavo.engine.wire import Failed, FromEngine, Gained, Ready, ToEngine
 from octavo.errors import EngineDeadError, OctavoError
 
 __all__ = ["Deaths", "EngineState", "Keeper"]
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Deaths:
-    """Those of late, and whether another process would fare better."""
+    """Those of late that no request explains, and whether another process would fare better."""
 
     def __init__(self) -> None:
         self._recent: list[tuple[float, frozenset[int]]] = []
@@ -37,6 +38,10 @@ class Deaths:
         is_unexplained = len(latest) == MAX_UNEXPLAINED_DEATHS and not frozenset.intersection(*latest)
         fails_to_start = not was_ready and len(self._recent) > 1
         return len(self._recent) if is_unexplained or fails_to_start else None
+
+    def forgive(self, requests: Collection[int]) -> None:
+        """These were to blame for those that they were in: without them the engine works."""
+        self._recent = [death for death in self._recent if death[1].isdisjoint(requests)]
 
 
 class Keeper:
@@ -66,6 +71,7 @@ class Keeper:
         self.process: EngineProcess | None = None
         self._stall_timeout = stall_timeout
         self._deaths = Deaths()
+        self._blamed: list[int] = []  # requests that were failed for a death since which nothing was computed
         self._died = 0.0
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -145,6 +151,9 @@ class Keeper:
                 self._mourn(reason, fatal)
 
     def _take(self, message: FromEngine) -> None:
+        if self._blamed and isinstance(message, Gained) and any(update.samples for update in message.updates):
+            self._deaths.forgive(self._blamed)
+            self._blamed.clear()
         if isinstance(message, Ready):
             assert self.process is not None
             self.config = EngineConfig.of(**message.settings)
@@ -164,7 +173,7 @@ class Keeper:
     def _mourn(self, reason: str, fatal: frozenset[int]) -> None:
         """A process has died: decide what becomes of its requests, and whether another is started."""
         logger.error("the engine process died: %s; %d requests were in its step", reason, len(fatal))
-        self.requests.bury(reason, fatal)
+        self._blamed += self.requests.bury(reason, fatal)
         self.profiles.fail(reason)
         was_ready, now = self.state == "ready", time.monotonic()
         self._died = now if was_ready else self._died

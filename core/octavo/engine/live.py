@@ -183,8 +183,9 @@ class LiveRequests:
 
     # What becomes of the engine
 
-    def bury(self, reason: str, fatal: frozenset[int]) -> None:
-        """An engine has died with these in its step; those that were in too many fatal steps fail."""
+    def bury(self, reason: str, fatal: frozenset[int]) -> list[int]:
+        """An engine has died with these in its step; those that were in too many fatal steps fail, and are returned."""
+        failed = []
         for live in list(self):
             is_in_step = live.number in fatal
             live.num_restarts += 1
@@ -194,6 +195,8 @@ class LiveRequests:
             if is_in_step and live.num_deaths >= MAX_DEATHS_OF_REQUEST:
                 how_often = f"the engine died {live.num_deaths} times while it ran this request"
                 self.fail(live, RequestFailedError(f"{how_often}: {reason}"))
+                failed.append(live.number)
+        return failed
 
     def resume(self, stats: WireStats, send: Callable[[ToEngine], None]) -> None:
         """Send every request to a fresh engine: those of fatal steps last, to run alone."""

@@ -20,6 +20,8 @@ __all__ = ["EngineProcess"]
 
 CHILD_MODULE = "octavo.engine.child"  # what runs in the process
 WATCH_SECONDS = 0.5  # between looks at the board
+BUSY_SHARE = 0.01  # of a processor: a process that takes less computes nothing
+BUSY_PATIENCE = 10  # times stall_timeout that one may compute from one sign of life to the next
 STOP_SECONDS = 5.0  # that a process has to end by itself
 DRAIN_SECONDS = 0.005  # without a message, after which a process that is gone has no more to say
 MAX_TURN = 64  # messages that are taken before others have their turn
@@ -145,19 +147,26 @@ class EngineProcess:
     async def _watch(self) -> None:
         """End a process whose signs of life stand still: a stall is a death that has not been noticed.
 
-        Time in which this process did not run either (a machine that was suspended) says nothing about the other.
+        One that computes (a call that shows nothing of itself, a compiler) has more time. Time in which this process
+        did not run either (a machine that was suspended) says nothing about the other.
         """
         period = min(WATCH_SECONDS, self._stall_timeout / 4)
-        beats, still, looked = self._board.num_beats, 0.0, time.monotonic()
+        beats, still, computing = self._board.num_beats, 0.0, 0.0
+        looked, cpu = time.monotonic(), _cpu_seconds(self.pid)
         while True:
             await asyncio.sleep(period)
             before, looked = looked, time.monotonic()
+            cpu_before, cpu = cpu, _cpu_seconds(self.pid)
             if not self._is_ready or self._board.num_beats != beats:
-                beats, still = self._board.num_beats, 0.0
+                beats, still, computing = self._board.num_beats, 0.0, 0.0
                 continue
-            still += min(looked - before, 2 * period)
-            if still > self._stall_timeout:
-                self._stall = f"it made no progress for {still:.0f} s (stall_timeout)"
+            passed = min(looked - before, 2 * period)
+            if cpu - cpu_before > BUSY_SHARE * passed:
+                computing, still = computing + min(cpu - cpu_before, passed), 0.0
+            else:
+                still += passed
+            if still > self._stall_timeout or computing > BUSY_PATIENCE * self._stall_timeout:
+                self._stall = f"it made no progress for {still + computing:.0f} s (stall_timeout)"
                 logger.error("engine process %d: %s; it is ended", self.pid, self._stall)
                 self.kill()
                 return
@@ -177,3 +186,11 @@ class EngineProcess:
             before = self._num_received
             await asyncio.sleep(DRAIN_SECONDS)
             self._turn()
+
+
+def _cpu_seconds(pid: int) -> float:
+    """What a process has computed so far, all of its threads; 0 where the system does not tell or it is gone."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # Linux: the clock that clock_getcpuclockid(3) finds
+    except OSError:
+        return 0.0
