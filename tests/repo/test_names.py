@@ -24,6 +24,7 @@ ALLOWED = {
         "cpu_prefix_cache_hit_rate",
         "gpu_cache_usage_perc",
         "gpu_prefix_cache_hit_rate",
+        "num_cpu_blocks",
         "num_gpu_blocks",
     },
 }
