@@ -11,6 +11,7 @@ from openai import OpenAI
 from repo.sources import text_of
 from server.events import chunks_of, joined
 from server.served import Served
+from server.spoken import SPOKEN, WORDS
 
 from octavo import LLM, SamplingParams
 from octavo.server.options import ServerOptions
@@ -139,6 +140,73 @@ def test_a_template_of_the_request_needs_trust(http: httpx.Client, served: Serve
         assert (
             found["prompt_token_ids"] == trusting.post("/tokenize", json={"prompt": "Be brief.Hello"}).json()["tokens"]
         )
+
+
+SPEAKS: dict[str, Any] = {
+    "structured_outputs": {"choice": [SPOKEN]},
+    "tools": [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("add", "now")
+    ],
+}
+
+
+def test_reasoning_content_and_calls_streamed_and_whole(agents: httpx.Client) -> None:
+    [choice] = chat(agents, **SPEAKS)["choices"]
+    said = choice["message"]
+    assert said["reasoning"] == said["reasoning_content"] == WORDS["reasoning"]
+    assert said["content"] == WORDS["before"] + WORDS["between"]
+    assert [call["function"] for call in said["tool_calls"]] == [
+        {"name": "add", "arguments": '{"a": 1}'},
+        {"name": "now", "arguments": "{}"},
+    ]
+    assert choice["finish_reason"] == "tool_calls"
+    chunks = chunks_of(agents, PATH, messages=HELLO, **SPEAKS)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == WORDS["reasoning"]
+    assert joined(chunks)[0] == {"text": said["content"], "logprobs": {}, "finish_reason": "tool_calls"}
+    calls: dict[int, dict[str, str]] = {}
+    for piece in [piece for delta in deltas for piece in delta.get("tool_calls", ())]:
+        assert ("id" in piece) == (piece["index"] not in calls), "id and name come once, first"
+        call = calls.setdefault(piece["index"], {"name": piece["function"].get("name", ""), "arguments": ""})
+        call["arguments"] += piece["function"].get("arguments", "")
+    assert list(calls.values()) == [call["function"] for call in said["tool_calls"]]
+
+
+def test_reasoning_can_be_left_out(agents: httpx.Client) -> None:
+    [choice] = chat(agents, **SPEAKS, include_reasoning=False)["choices"]
+    assert not {"reasoning", "reasoning_content"} & set(choice["message"])
+    chunks = chunks_of(agents, PATH, messages=HELLO, **SPEAKS, include_reasoning=False)
+    assert not any("reasoning" in chunk["choices"][0]["delta"] for chunk in chunks)
+    assert joined(chunks)[0]["text"] == choice["message"]["content"]
+
+
+def test_a_turn_is_sent_back_as_it_came(served: Served) -> None:
+    """Reasoning under either name, and arguments as text, are what templates know."""
+    template = "{% for m in messages %}{{ m.reasoning_content or '' }}|{{ m.tool_calls | tojson }}{% endfor %}"
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    turn = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call]}
+    parsed = {**call, "function": {"name": "add", "arguments": {"a": 1}}}
+    with httpx.Client(base_url=served.listen(ServerOptions(trust_request_chat_template=True)), timeout=60) as http:
+        found = chat(http, messages=[turn], chat_template=template, max_tokens=1, return_token_ids=True)
+        text = http.post("/detokenize", json={"tokens": found["prompt_token_ids"]}).json()["prompt"]
+    assert text == f"Hm.|{json.dumps([parsed])}"
+
+
+def test_effort_and_tools_reach_the_template(served: Served) -> None:
+    template = "{{ reasoning_effort }} {{ enable_thinking }} {{ tools and tools[0].function.name }}"
+    options = ServerOptions(trust_request_chat_template=True, tool_parser="hermes")
+    with httpx.Client(base_url=served.listen(options), timeout=60) as http:
+        for wish, text in (
+            ({"reasoning_effort": "low"}, "low  None"),
+            ({"reasoning_effort": "none", "tools": SPEAKS["tools"]}, "none False add"),
+            ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "none True None"),
+        ):
+            found = chat(http, **wish, chat_template=template, max_tokens=1, return_token_ids=True)  # type: ignore[arg-type]
+            ids = found["prompt_token_ids"]
+            assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == text
+        body = {"messages": HELLO, "chat_template": template, "tools": SPEAKS["tools"]}
+        ids = http.post("/tokenize", json=body).json()["tokens"]
+        assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"].endswith(" add")
 
 
 def test_the_openai_client(openai: OpenAI) -> None:

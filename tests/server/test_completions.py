@@ -106,6 +106,18 @@ def test_the_joined_stream_is_the_whole(http: httpx.Client, name: str) -> None:
         assert piece["logprobs"] == (choice["logprobs"] or {})
 
 
+def test_a_seed_gives_the_same_among_others(http: httpx.Client) -> None:
+    def one(seed: int | None) -> str:
+        return texts(complete(http, prompt="Hello", seed=seed, max_tokens=12, ignore_eos=True))[0]
+
+    alone = [one(seed) for seed in range(4)]
+    assert len(set(alone)) == 4
+    seeds = [0, None, 1, None, 2, None, 3, None] * 2
+    with ThreadPoolExecutor(len(seeds)) as threads:
+        among = list(threads.map(one, seeds))
+    assert [text for text, seed in zip(among, seeds, strict=True) if seed is not None] == alone * 2
+
+
 def test_a_penalty_changes_the_output(http: httpx.Client) -> None:
     wish = {"prompt": "Hello", "temperature": 0, "max_tokens": 60, "ignore_eos": True}
     plain, changed = complete(http, **wish), complete(http, **wish, frequency_penalty=2)

@@ -321,3 +321,16 @@ def test_nulls_and_unknown_fields_change_nothing(http: httpx.Client, path: str) 
     answer = http.post(path, json={**base, **nulls, "no_such_field": {"a": [1]}, "prediction": "x"})
     assert answer.status_code == 200, answer.text
     assert said(answer.json()) == said(plain)
+
+
+HUGE = {"a": ["x" * 1000, [1, {"b": None}]] * 20}  # of no type that any field but a few has
+
+
+@pytest.mark.parametrize("path", TABLE)
+def test_an_error_never_carries_the_request_back(http: httpx.Client, path: str) -> None:
+    _, base, fates = TABLE[path]
+    for name in fates:
+        for value in (HUGE, [HUGE], str(HUGE), [str(HUGE)]):
+            answer = http.post(path, json={**base, name: value})
+            assert answer.status_code < 500, f"{name}: {answer.text:.300}"
+            assert answer.status_code == 200 or len(answer.content) < 2000, f"{name}: {answer.text:.300}"

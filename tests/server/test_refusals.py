@@ -2,6 +2,9 @@
 
 import json
 import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -140,6 +143,8 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(http: httpx.Clie
         b"[" * 100_000,
         b'{"prompt": ' + b"[" * 100_000,
         b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "a", "logit_bias": {"5": 1e999}}',
+        b'{"prompt": "a", "temperature": Infinity}',
     ],
     ids=lambda body: str(body[:16]),
 )
@@ -152,6 +157,20 @@ def test_half_characters_are_replaced(http: httpx.Client) -> None:
     assert answer.json()["tokens"] == http.post("/tokenize", json={"prompt": "a\ufffdb"}).json()["tokens"]
     content = b'{"messages": [{"role": "user", "content": "a\\udfffb"}], "max_tokens": 2, "stream": true}'
     assert "data: [DONE]" in http.post("/v1/chat/completions", content=content).text
+
+
+def test_half_characters_in_a_tools_output_are_replaced(http: httpx.Client) -> None:
+    """Agents cut what tools print anywhere."""
+    messages = (
+        b'{"max_tokens": 2, "messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": '
+        b'"f", "input": {"a": "\\udc00"}}]}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", '
+        b'"content": "\\ud83d"}]}], "stream": true}'
+    )
+    assert '"message_stop"' in http.post("/v1/messages", content=messages).text
+    items = (
+        b'{"max_output_tokens": 2, "input": [{"type": "function_call_output", "call_id": "c", "output": "\\ud83d"}]}'
+    )
+    assert http.post("/v1/responses", content=items).status_code == 200
 
 
 def test_a_null_is_an_absent_field(http: httpx.Client) -> None:
@@ -204,7 +223,7 @@ def test_a_body_over_the_limit_is_refused(http: httpx.Client, served: Served) ->
     message = error_of(http.post("/v1/completions", json={"prompt": prompt}), 413)["message"]
     assert "1048576 bytes" in message
 
-    def parts() -> Any:
+    def parts() -> Iterator[bytes]:
         yield b'{"prompt": "'
         for _ in range(20):
             yield b"x" * 100_000
@@ -212,6 +231,62 @@ def test_a_body_over_the_limit_is_refused(http: httpx.Client, served: Served) ->
 
     error_of(http.post("/v1/completions", content=parts()), 413)
     assert http.get("/health").status_code == 200
+
+
+def test_a_huge_body_is_refused_and_the_server_answers_all_along(served: Served) -> None:
+    url = served.listen(ServerOptions())
+    with httpx.Client(base_url=url, timeout=60) as http, httpx.Client(base_url=url, timeout=60) as other:
+
+        def parts() -> Iterator[bytes]:
+            yield b'{"prompt": "'
+            for _ in range(64):
+                yield b"x" * (1 << 20)
+                assert other.get("/health").status_code == 200
+
+        error_of(http.post("/v1/completions", content=parts()), 413)
+
+
+def test_a_long_prompt_is_read_beside_the_event_loop(
+    served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as one takes, others are answered."""
+    read, goes_on, begun = served.engine._inputs.tokenize, threading.Event(), threading.Event()
+
+    def wait(*args: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(60)
+        return read(*args)
+
+    monkeypatch.setattr(served.engine._inputs, "tokenize", wait)
+    with ThreadPoolExecutor() as threads:
+        answers = [
+            threads.submit(http.post, path, json=body)
+            for path, body in (
+                ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+                ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}),
+                ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
+                ("/v1/messages", {"messages": HELLO, "max_tokens": 1}),
+                ("/tokenize", {"prompt": "a"}),
+            )
+        ]
+        assert begun.wait(60)
+        assert http.get("/health").status_code == 200
+        goes_on.set()
+        assert [answer.result().status_code for answer in answers] == [200] * len(answers)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}),
+        ("/v1/responses", {"input": "Hello", "tools": [{"type": "function", "name": "f"}]}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 1, "tools": [{"name": "f", "input_schema": {}}]}),
+    ],
+)
+def test_tools_that_a_model_cannot_call_name_the_setting(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    error = error_of(http.post(path, json=body))
+    assert error["param"] == "tools"
+    assert "tool_parser" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,26 @@ def test_a_fault_within_a_stream_is_raised_by_the_client(served: Served, openai:
     served.wait_until(served.is_idle)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"input": "Hello"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 400}),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_all(served: Served, path: str, body: dict[str, Any], stream: bool) -> None:
+    body = {**body, "ignore_eos": True, "stream": stream}
+    with httpx.Client(base_url=served.url, timeout=60) as http:
+        if stream:
+            with http.stream("POST", path, json=body) as answer:
+                next(answer.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(path, json=body, timeout=0.05)
+    served.wait_until(served.is_idle)
+
+
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'}
 CALLED = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 INPUTS: list[tuple[str | None, Any, list[dict[str, Any]]]] = [
