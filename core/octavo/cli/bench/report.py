@@ -202,7 +202,7 @@ def _limits(results: Sequence[Result]) -> list[tuple[str, str]]:
         missing = result.limit(result.runs[0].steps)
         if missing and missing.without_peak:
             lines.append(("", f"no peak is known for {_name(missing.without_peak)}: its operations count as nothing"))
-    return lines
+    return list(dict.fromkeys(lines))  # two engines of one model read the same
 
 
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:
