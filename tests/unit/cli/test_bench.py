@@ -103,6 +103,14 @@ def test_work_is_what_the_formulas_ask() -> None:
     assert work_of(step(ScheduledSequence(1, 10, 5)), costs()).head_ops == 0
 
 
+def test_guessed_tokens_are_work_too() -> None:
+    guessing = work_of(step(ScheduledSequence(1, 10, 1, sample_for=(1,), draft_token_ids=(7, 8))), costs())
+    plain = work_of(step(ScheduledSequence(1, 10, 3, sample_for=(1,))), costs())
+    assert guessing.layer_ops == plain.layer_ops
+    assert guessing.attention_ops == plain.attention_ops
+    assert guessing.head_ops == 3 * plain.head_ops
+
+
 def test_a_window_bounds_what_is_read() -> None:
     work = work_of(step(ScheduledSequence(1, 10, 5, sample_for=(1,))), costs(window=4))
     assert work.attention_ops == 3 * 2 * (4 * 8 * 2) * 5 * 4

@@ -138,10 +138,10 @@ def model_costs(description: ModelDescription, executor: Executor, dtype: torch.
 
 
 def work_of(step: Step, costs: ModelCosts) -> Work:
-    """Bytes and operations of one step."""
-    rows = [(s.num_computed, s.num_tokens) for s in step.sent.scheduled]
+    """Bytes and operations of one step, guessed tokens included."""
+    rows = [(s.num_computed, s.num_tokens + len(s.draft_token_ids)) for s in step.sent.scheduled]
     num_tokens = sum(tokens for _, tokens in rows)
-    num_logits = sum(bool(s.sample_for) for s in step.sent.scheduled)
+    num_logits = sum(1 + len(s.draft_token_ids) for s in step.sent.scheduled if s.sample_for)
     num_bytes = costs.program.layer_bytes * _share_read(costs, num_tokens)
     num_bytes += costs.program.head_bytes if num_logits else 0
     layer_ops = attention_ops = 0
