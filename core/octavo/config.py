@@ -5,6 +5,7 @@ starts; `octavo info` prints what came out. Each field's help is the text of its
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -86,8 +87,8 @@ class CacheConfig:
         at_least=1,
         at_most=2**31 - 1,  # block tables hold int32
     )
-    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        "auto", "of stored keys and values; auto: dtype"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = _setting(
+        "auto", "of stored keys and values; auto: dtype; int8: with a scale a token and head"
     )
     enable_prefix_caching: bool = _setting(True, "reuse KV blocks of prompts that begin alike")
     swap_space: float | None = _setting(
@@ -131,6 +132,13 @@ class SchedulerConfig:
         2, "shortest run of tokens that ngram looks up", alias=("ngram_prompt_lookup_min",), at_least=1, at_most=64
     )
 
+    def __post_init__(self) -> None:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max {self.prompt_lookup_max}: "
+                "lower the one or raise the other"
+            )
+
 
 @dataclass(frozen=True)
 class ParallelConfig:
@@ -170,7 +178,11 @@ class EngineConfig:
         Raises:
             ConfigError: an unknown name (the nearest known ones are listed) or a value out of range.
 
+        `speculative_config`, a mapping or its JSON, is taken as vLLM takes it; its fields are settings of their own.
+
         """
+        if "speculative_config" in flat:
+            flat = _with_speculation(flat)
         known = {name: setting for setting in settings() for name in setting.names}
         groups: dict[str, dict[str, Any]] = {}
         for name, value in flat.items():
@@ -294,6 +306,35 @@ def settings() -> Iterator[Setting]:
         for f in fields(part):
             meta = f.metadata
             yield Setting(group, f.name, hints[f.name], f.default, **meta)
+
+
+def _with_speculation(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of `speculative_config` among them."""
+    given, rest = flat["speculative_config"], {k: v for k, v in flat.items() if k != "speculative_config"}
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError):
+            given = json.loads(given)
+    if given is None:
+        return rest
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"speculative_config must be a mapping or its JSON, got {shown(given)}")
+    names = {
+        "method": "speculative_method",
+        "model": "speculative_method",  # where "[ngram]" stands for no model
+        **{name: name for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")},
+        "ngram_prompt_lookup_max": "prompt_lookup_max",
+        "ngram_prompt_lookup_min": "prompt_lookup_min",
+    }
+    found: dict[str, Any] = {"speculative_method": "ngram"}
+    for name, value in given.items():
+        if name not in names:
+            raise ConfigError(f"speculative_config has no field {shown(name)}; known are {', '.join(names)}")
+        found[names[name]] = "ngram" if value == "[ngram]" else value
+    aliases = {alias: setting.name for setting in settings() for alias in setting.names}
+    for name in rest:
+        if aliases.get(name) in found:
+            raise ConfigError(f"{aliases[name]} is given twice, in speculative_config and as {name}")
+    return {**found, **rest}
 
 
 def _unknown(name: str, known: Mapping[str, Setting]) -> str:

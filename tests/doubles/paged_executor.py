@@ -22,19 +22,24 @@ class StepError(RuntimeError):
     """A step that was told to fail."""
 
 
-def next_token(token_ids: Sequence[int], sample_index: int, seed: int | None) -> int:
-    """The token that must follow."""
-    text = f"{list(token_ids)} {sample_index} {seed}".encode()
+def next_token(token_ids: Sequence[int], sample_index: int, seed: int | None, memory: int = 0) -> int:
+    """The token that must follow: by all ids, or by the last `memory` of them, which makes texts that repeat."""
+    text = f"{list(token_ids[-memory:])} {sample_index} {seed}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest()) % VOCABULARY
 
 
 def expected_tokens(
-    prompt: Sequence[int], params: SamplingParams, index: int, limit: int, eos: frozenset[int] = frozenset()
+    prompt: Sequence[int],
+    params: SamplingParams,
+    index: int,
+    limit: int,
+    eos: frozenset[int] = frozenset(),
+    memory: int = 0,
 ) -> list[int]:
     """What sample `index` must give alone: up to `limit` tokens, or the first that ends it."""
     ids = list(prompt)
     while len(ids) < len(prompt) + limit:
-        ids.append(next_token(ids, index, params.seed))
+        ids.append(next_token(ids, index, params.seed, memory))
         if (ids[-1] in eos and not params.ignore_eos) or ids[-1] in params.stop_token_ids:
             break
     return ids[len(prompt) :]
@@ -51,7 +56,8 @@ class _State:
 class PagedExecutor:
     """Runs scheduler outputs.
 
-    `fail_on`: a step that computes a sequence whose prompt begins so raises; `fail_next`: so does the next one.
+    `memory`: see `next_token`. `fail_on`: a step that computes a sequence whose prompt begins so raises;
+    `fail_next`: so does the next one.
     """
 
     num_blocks: int
@@ -59,6 +65,7 @@ class PagedExecutor:
     num_host_blocks: int = 0
     fail_on: int | None = None
     fail_next: bool = False
+    memory: int = 0
     num_steps: int = 0
     max_rows: int = 0
     num_drafts: int = 0
@@ -102,7 +109,8 @@ class PagedExecutor:
                 assert known == sample.token_ids, "a token is drawn before all known ones are computed"
                 tokens[seq_id] = drawn = []
                 for guess in (*drafts, None):
-                    drawn.append(next_token([*known, *drawn], sample.told.sample_index, sample.told.params.seed))
+                    told = sample.told
+                    drawn.append(next_token([*known, *drawn], told.sample_index, told.params.seed, self.memory))
                     if drawn[-1] != guess:
                         break
         for seq_id, drawn in tokens.items():

@@ -26,12 +26,13 @@ class Bench:
         num_host_blocks: int = 0,
         caching: bool = True,
         max_model_len: int = 256,
+        memory: int = 0,
         **config: Any,
     ) -> None:
         config.setdefault("max_num_batched_tokens", 64)
         self.manager = BlockManager(num_blocks, SIZE, num_host_blocks=num_host_blocks, prefix_caching=caching)
         self.scheduler = Scheduler(SchedulerConfig(**config), self.manager, max_model_len)
-        self.executor = PagedExecutor(num_blocks, SIZE, num_host_blocks)
+        self.executor = PagedExecutor(num_blocks, SIZE, num_host_blocks, memory=memory)
         self.tokens: dict[str, dict[int, list[int]]] = {}
         self.reasons: dict[str, dict[int, str]] = {}
         self.requests: dict[str, Request] = {}
@@ -107,7 +108,12 @@ class Bench:
         request = self.requests[name]
         for index in range(request.params.n):
             expected = expected_tokens(
-                request.prompt_token_ids, request.params, index, request.max_output_tokens, request.eos_token_ids
+                request.prompt_token_ids,
+                request.params,
+                index,
+                request.max_output_tokens,
+                request.eos_token_ids,
+                self.executor.memory,
             )
             assert self.tokens.get(name, {}).get(index, []) == expected, f"{name}[{index}]"
 
@@ -115,7 +121,9 @@ class Bench:
         """For a request that was cut short."""
         request = self.requests[name]
         for index, tokens in self.tokens.get(name, {}).items():
-            assert tokens == expected_tokens(request.prompt_token_ids, request.params, index, len(tokens))
+            memory = self.executor.memory
+            expected = expected_tokens(request.prompt_token_ids, request.params, index, len(tokens), memory=memory)
+            assert tokens == expected
 
     def check_all(self) -> None:
         for name in self.requests:

@@ -27,6 +27,12 @@ def add_settings(parser: argparse.ArgumentParser, *, model_flag: bool = False) -
     else:
         parser.add_argument("model", metavar="MODEL", help=model_help)
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings; the environment and flags win over it")
+    parser.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        default=argparse.SUPPRESS,
+        help="the settings of speculation in one, as vLLM takes them: method, num_speculative_tokens, ...",
+    )
     for name, group in itertools.groupby(settings(), lambda s: s.group):
         section = parser.add_argument_group(f"{name} settings")
         for setting in group:
@@ -36,7 +42,8 @@ def add_settings(parser: argparse.ArgumentParser, *, model_flag: bool = False) -
 
 def settings_of(args: argparse.Namespace) -> EngineConfig:
     """The settings that file, environment and flags give, the later ones winning."""
-    given = {s.name: getattr(args, s.name) for s in settings() if hasattr(args, s.name)}
+    names = (*(s.name for s in settings()), "speculative_config")
+    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     return EngineConfig.load(args.config, **given)
 
 

@@ -222,7 +222,7 @@ def _load_native(
         dtype=dtype,
         attention=[group.spec for group in groups],
         max_tokens=_settled(config.scheduler.max_num_batched_tokens),
-        max_rows=config.scheduler.max_num_seqs + MAX_PROMPT_LOGITS,
+        max_rows=_num_choosing_rows(config) + MAX_PROMPT_LOGITS,
     )
     program = _compiled(platform, request)
     kind = f"compiled by {platform.name}"
@@ -239,6 +239,13 @@ def _load_native(
         kind = "generic, on the op table"
     parts = [t for w in weights.values() for t in (w.tensors if isinstance(w, QuantizedWeight) else (w,))]
     return _Loaded(program, kind, groups, backends, _num_bytes(parts), told_weights(weights))
+
+
+def _num_choosing_rows(config: EngineConfig) -> int:
+    """Rows from which tokens are chosen: of each sequence one, and one for each guess."""
+    limits = config.scheduler
+    guesses = limits.num_speculative_tokens if limits.speculative_method != "none" else 0
+    return min(limits.max_num_seqs * (1 + guesses), _settled(limits.max_num_batched_tokens))
 
 
 def _seed_dummy(config: EngineConfig) -> int | None:
@@ -261,8 +268,8 @@ def _compiled(platform: Platform, request: CompileRequest) -> Program | None:
 
 def _plan(config: EngineConfig, platform: Platform, loaded: _Loaded, memory: MemoryInfo) -> MemoryPlan:
     limits = config.scheduler
-    # One row of logits a sequence, and those from which prompts are scored where nothing else serves.
-    max_rows = limits.max_num_seqs + (0 if scores_prompts(loaded.program) else MAX_PROMPT_LOGITS)
+    # Rows of logits from which tokens are chosen, and those from which prompts are scored where nothing else serves.
+    max_rows = _num_choosing_rows(config) + (0 if scores_prompts(loaded.program) else MAX_PROMPT_LOGITS)
     block_bytes = sum(b.block_bytes(g.spec) for b, g in zip(loaded.backends, loaded.groups, strict=True))
     return plan_memory(
         MemoryRequest(

@@ -45,13 +45,13 @@ class Gained:
     prompt_logprobs: list[TokenLogprobs]
 
 
-def alone(prompt: list[int], params: SamplingParams, sample: int) -> tuple[list[int], list[TokenLogprobs]]:
+def alone(prompt: list[int], params: SamplingParams, sample: int, vocab: int) -> tuple[list[int], list[TokenLogprobs]]:
     """What the sample must give, without engine, cache or batch."""
-    processor = LogitsProcessor(params, (0,), prompt, (), VOCAB) if params.changes_logits else None
+    processor = LogitsProcessor(params, (0,), prompt, (), vocab) if params.changes_logits else None
     ids, logprobs = list(prompt), []
     for position in range(params.max_tokens or 0):
-        logits = fake_logits(ids, VOCAB)
-        token = Sampler(VOCAB).sample([Draw(logits, params, sample, position, processor)])[0]
+        logits = fake_logits(ids, vocab)
+        token = Sampler(vocab).sample([Draw(logits, params, sample, position, processor)])[0]
         assert isinstance(token, int)
         if params.logprobs is not None:
             logprobs.append(from_logits(logits, token, params.logprobs))
@@ -72,6 +72,8 @@ def alone(prompt: list[int], params: SamplingParams, sample: int) -> tuple[list[
     prefix_caching=st.booleans(),
     modes=st.sampled_from([ALL_MODES, frozenset((RowMode.LOGITS,))]),
     cancelled=st.sets(st.integers(0, 6), max_size=2),
+    vocab=st.sampled_from([VOCAB, 5]),  # of few tokens many are guessed right
+    num_guesses=st.sampled_from([0, 1, 4]),
 )
 def test_tokens_do_not_depend_on_the_schedule(
     requests: list[tuple[list[int], SamplingParams, int]],
@@ -81,7 +83,10 @@ def test_tokens_do_not_depend_on_the_schedule(
     prefix_caching: bool,
     modes: frozenset[RowMode],
     cancelled: set[int],
+    vocab: int,
+    num_guesses: int,
 ) -> None:
+    requests = [([1 + token % (vocab - 1) for token in prompt], *rest) for prompt, *rest in requests]
     config = EngineConfig.of(
         max_model_len=48,
         block_size=BLOCK,
@@ -90,12 +95,15 @@ def test_tokens_do_not_depend_on_the_schedule(
         preemption_mode=mode,
         swap_space=1.0,
         enable_prefix_caching=prefix_caching,
+        speculative_method="ngram" if num_guesses else "none",
+        num_speculative_tokens=num_guesses or 1,
+        prompt_lookup_min=1,
     )
     executor = FakeExecutor(
         num_blocks=num_blocks,
         num_host_blocks=num_blocks,
         block_size=BLOCK,
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         max_model_len=48,
         max_num_batched_tokens=budget,
         modes=modes,
@@ -129,12 +137,12 @@ def test_tokens_do_not_depend_on_the_schedule(
         if number in refused:
             continue
         for sample in range(params.n):
-            tokens, logprobs = alone(prompt, params, sample)
+            tokens, logprobs = alone(prompt, params, sample, vocab)
             num = len(gained[number].tokens[sample]) if number in cancelled else len(tokens)
             assert gained[number].tokens[sample] == tokens[:num]
             assert gained[number].logprobs[sample] == logprobs[:num]
         if params.prompt_logprobs is not None and number not in cancelled:
-            expected = [from_logits(fake_logits(prompt[:i], VOCAB), prompt[i], 2) for i in range(1, len(prompt))]
+            expected = [from_logits(fake_logits(prompt[:i], vocab), prompt[i], 2) for i in range(1, len(prompt))]
             found = gained[number].prompt_logprobs
             assert [(f.token_id, f.rank, f.top_ids) for f in found] == [
                 (e.token_id, e.rank, e.top_ids) for e in expected

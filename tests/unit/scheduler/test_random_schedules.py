@@ -1,7 +1,8 @@
 """Decision: a request's tokens depend on the request alone. Random schedules give what each request has alone.
 
 Arrivals, lengths, shared prefixes, samples, priorities, cancellations, failing steps, tiny pools, both kinds of
-preemption; after each step every block is accounted for, and while requests are left a step can be formed.
+preemption, guessed tokens; after each step every block is accounted for, and while requests are left a step can be
+formed.
 """
 
 from doubles.scheduler_bench import SIZE, Bench
@@ -39,6 +40,7 @@ def requests(draw: st.DrawFn) -> dict[str, object]:
     aborts=st.dictionaries(st.integers(0, 40), st.integers(0, 9), max_size=3),
     stops=st.dictionaries(st.integers(0, 40), st.integers(0, 9), max_size=2),
     failures=st.sets(st.integers(1, 30), max_size=2),
+    guesses=st.sampled_from([None, None, (1, 1, 1), (3, 1, 2), (7, 2, 4)]),
 )
 def test_each_request_gets_what_it_has_alone(
     arrivals: list[tuple[int, dict[str, object]]],
@@ -52,6 +54,7 @@ def test_each_request_gets_what_it_has_alone(
     aborts: dict[int, int],
     stops: dict[int, int],
     failures: set[int],
+    guesses: tuple[int, int, int] | None,
 ) -> None:
     biggest = max(_most_blocks(request) for _, request in arrivals)
     bench = Bench(
@@ -62,6 +65,8 @@ def test_each_request_gets_what_it_has_alone(
         max_num_seqs=num_seats,
         preemption_mode=mode,
         scheduling_policy=policy,
+        memory=1 if guesses else 0,
+        **speculation(guesses),
     )
     pending = list(enumerate(arrivals))
     cut: set[str] = set()
@@ -94,6 +99,12 @@ def test_each_request_gets_what_it_has_alone(
         else:
             bench.check_tokens(name)
             assert len(bench.reasons[name]) == request.params.n
+
+
+def speculation(guesses: tuple[int, int, int] | None) -> dict[str, object]:
+    """Settings from (tokens guessed, shortest run, longest run)."""
+    names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+    return {"speculative_method": "ngram", **dict(zip(names, guesses, strict=True))} if guesses else {}
 
 
 def _most_blocks(request: dict[str, object]) -> int:
