@@ -214,6 +214,11 @@ OCTAVO_API int octavo_decoder_step(const octavo_decoder* d, const octavo_step* s
 OCTAVO_API int octavo_decoder_logits(const octavo_decoder* d, float* logits, const float* hidden, int64_t num_rows,
                                      void* workspace);
 
+// Limits, on all threads: bytes a second of reading `memory` over and over, and multiplications and additions a second
+// of products of a format (float32, bfloat16, int8) in registers.
+OCTAVO_API double octavo_probe_bandwidth(const void* memory, int64_t bytes);
+OCTAVO_API double octavo_probe_operations(int format);
+
 #ifdef __cplusplus
 }
 #endif

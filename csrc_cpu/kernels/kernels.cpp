@@ -5,6 +5,7 @@
 #include "elementwise.h"
 #include "finish.h"
 #include "norm.h"
+#include "probe.h"
 #include "table.h"
 
 namespace octavo {
@@ -92,6 +93,8 @@ const Kernels kernels = {
     convert,
     rotate_rows,
     unpack_rows,
+    probe_read,
+    probe_products,
     rms_norm,
     fused_add_rms_norm,
     layer_norm,

@@ -161,6 +161,8 @@ struct Kernels {
     void (*rotate)(const Rotate&, int64_t begin, int64_t end);    // tokens
     void (*unpack)(float* out, const octavo_matrix&, int64_t panel_bytes, const int64_t* ids, int64_t begin,
                    int64_t end);  // rows of a matrix
+    uint32_t (*probe_read)(const void* memory, int64_t bytes);
+    int64_t (*probe_products)(int format, int64_t rounds, float* kept);
     void (*rms_norm)(const Norm&, int64_t begin, int64_t end);            // rows
     void (*fused_add_rms_norm)(const Norm&, int64_t begin, int64_t end);  // rows
     void (*layer_norm)(const Norm&, int64_t begin, int64_t end);          // rows

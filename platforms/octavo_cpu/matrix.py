@@ -10,11 +10,12 @@ from octavo_cpu.memory import zeros
 from octavo_cpu.native import DTYPES, NativeLibrary
 from octavo_cpu.structures import MatrixStruct
 
-__all__ = ["WEIGHT_FORMATS", "PackedMatrix", "pack"]
+__all__ = ["PRODUCTS", "WEIGHT_FORMATS", "PackedMatrix", "pack"]
 
 WEIGHT_FORMATS = ("int8", "int4")  # beside dense
-_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
 _INT8, _INT4, _INT4_MIN = 2, 3, 4
+_FORMATS = {torch.float32: 0, torch.bfloat16: 1}
+PRODUCTS = {**_FORMATS, torch.int8: _INT8}  # dtype of the operands of products, to the format's number
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,7 @@ class PackedMatrix:
     @property
     def input_dtype(self) -> torch.dtype:
         """Of the operands of its products."""
-        format_id = int(self.struct.format)
-        return next((dtype for dtype, known in _FORMATS.items() if known == format_id), torch.int8)
+        return next((dtype for dtype, known in _FORMATS.items() if known == self.struct.format), torch.int8)
 
 
 def pack(

@@ -4,7 +4,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,10 @@ class NativeLibrary:
         self._library.octavo_packed_bytes.restype = c_int64
         self._library.octavo_decoder_workspace.argtypes = (c_void_p, c_int64, c_int64)
         self._library.octavo_decoder_workspace.restype = c_int64
+        self._library.octavo_probe_bandwidth.argtypes = (c_void_p, c_int64)
+        self._library.octavo_probe_bandwidth.restype = c_double
+        self._library.octavo_probe_operations.argtypes = (c_int,)
+        self._library.octavo_probe_operations.restype = c_double
         self._library.octavo_status_text.restype = c_char_p
         for name in ("octavo_isa", "octavo_isas_built", "octavo_isas_usable"):
             getattr(self._library, name).restype = c_char_p
@@ -134,6 +138,14 @@ class NativeLibrary:
     def decoder_workspace(self, decoder: int, num_tokens: int) -> int:
         """Bytes that a step of so many tokens works in, all of which may be asked for."""
         return int(self._library.octavo_decoder_workspace(decoder, num_tokens, num_tokens))
+
+    def probe_bandwidth(self, memory: int, num_bytes: int) -> float:
+        """Bytes a second, reading so many at an address over and over on all threads."""
+        return float(self._library.octavo_probe_bandwidth(memory, num_bytes))
+
+    def probe_operations(self, format_id: int) -> float:
+        """Multiplications and additions a second of products of a format, on all threads."""
+        return float(self._library.octavo_probe_operations(format_id))
 
     def check(self, status: int, what: str) -> None:
         """Raise ValueError for a status that is not 0."""

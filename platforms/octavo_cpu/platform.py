@@ -12,11 +12,14 @@ from octavo.contract import (
     OpImpl,
     Platform,
     PlatformError,
+    Probe,
     Program,
+    ProgramCosts,
 )
 from octavo_cpu import host
 from octavo_cpu.attention import NativeAttention
-from octavo_cpu.matrix import WEIGHT_FORMATS
+from octavo_cpu.matrix import PRODUCTS, WEIGHT_FORMATS
+from octavo_cpu.memory import zeros
 from octavo_cpu.native import NativeLookup, find_native
 from octavo_cpu.ops import native_ops
 from octavo_cpu.program import NativeProgram, can_compile
@@ -52,7 +55,7 @@ class CpuPlatform(Platform):
         dtypes = (torch.bfloat16, torch.float32, torch.float16)
         return Capabilities(
             dtypes=dtypes,
-            kv_cache_dtypes=dtypes,
+            kv_cache_dtypes=(*dtypes, torch.int8),
             block_sizes=(32, 16, 64, 8, 128),
             unified_memory=True,
             distributed_backend="gloo",
@@ -88,6 +91,19 @@ class CpuPlatform(Platform):
         covered = can_compile(library, request)
         self._generic_because = "; ".join(covered.reasons) if not covered else ""
         return NativeProgram(library, request) if covered else None
+
+    def probe(self, num_bytes: int) -> Probe | None:
+        """Reads huge pages as weights lie in them; products in registers."""
+        library = self._native.library
+        if library is None:
+            return None
+        memory = zeros(num_bytes, torch.uint8).fill_(1)
+        bandwidth = library.probe_bandwidth(memory.data_ptr(), num_bytes)
+        return Probe(bandwidth, {dtype: library.probe_operations(i) for dtype, i in PRODUCTS.items()})
+
+    def costs(self, program: Program) -> ProgramCosts | None:
+        """Of the packed weights."""
+        return program.costs if isinstance(program, NativeProgram) else None
 
     def set_num_threads(self, num_threads: int) -> None:
         """Of the native kernels and of torch's, which run in turn."""
