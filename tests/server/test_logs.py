@@ -83,3 +83,13 @@ def test_usually_a_request_is_one_line(tiny_folder: Path) -> None:
             assert re.search(r"queued \d+\.\d+ s, first token after \d+\.\d+ s, \d+\.\d+ s in all$", line)
     finally:
         command.close()
+
+
+def test_a_refusal_is_a_line_without_what_was_sent(command: Command) -> None:
+    url = command.wait_for(r"ready on (http://\S+)")
+    bad = {"prompt": "a secret\nprompt", "temperature": -1}
+    assert httpx.post(f"{url}/v1/completions", json=bad, timeout=60).status_code == 400
+    command.wait_for(r"POST /v1/completions: refused \(400\): temperature must be .*, got -1")
+    assert httpx.get(f"{url}/v1/models/none%20such", timeout=60).status_code == 404
+    command.wait_for(r"GET /v1/models/none%20such: refused \(404\): ")
+    assert "a secret" not in command.text
