@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
+    from octavo.engine.async_engine import AsyncEngine
     from octavo.engine.llm import LLM
     from octavo.engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
     from octavo.errors import OctavoError
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncEngine",
     "CompletionOutput",
     "EmbeddingOutput",
     "EngineConfig",
@@ -27,6 +29,7 @@ __all__ = [
 # Resolved on first use: a plugin that imports octavo.contract must not pull in the engine.
 _HOMES = {
     "LLM": "octavo.engine.llm",
+    "AsyncEngine": "octavo.engine.async_engine",
     "CompletionOutput": "octavo.engine.outputs",
     "EmbeddingOutput": "octavo.engine.outputs",
     "EngineConfig": "octavo.config",

@@ -363,7 +363,7 @@ function noteOf(id, usage, first, last) {
   const note = document.createElement("p");
   note.className = "note";
   if (usage && first) {
-    const rate = usage.completion_tokens > 1 && last > first ? ` · ${number((usage.completion_tokens - 1) / (last - first))} a second` : "";
+    const rate = last - first > 0.2 ? ` · ${number((usage.completion_tokens - 1) / (last - first))} a second` : "";
     note.append(`${usage.completion_tokens} tokens · first after ${seconds(first)}${rate} · `);
   }
   const about = document.createElement("button");
