@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from octavo.contract import AttentionBatch, KVCache
+from octavo.contract import AttentionBatch, AttentionSpec, KVCache
 from octavo.contract.reference_attention import ReferenceAttention
 from octavo.testing.attention import check_rows_alone, check_truth, run
 from octavo.testing.cases_attention import LENGTHS, MIXED, SPECS, TOLERANCE, WHOLE, Sequences, make_spec, truth
 
 BACKEND = ReferenceAttention(torch.device("cpu"))
+INT8 = replace(SPECS["ratio-3"], kv_dtype=torch.int8)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -21,13 +22,13 @@ def test_equals_dense_attention(name: str) -> None:
     check_truth(*run(BACKEND, SPECS[name], LENGTHS, WHOLE))
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_a_tokens_bits_depend_on_its_own_sequence_alone(name: str) -> None:
-    check_rows_alone(BACKEND, SPECS[name])
+@pytest.mark.parametrize("spec", [*SPECS.values(), INT8], ids=[*SPECS, "int8"])
+def test_a_tokens_bits_depend_on_its_own_sequence_alone(spec: AttentionSpec) -> None:
+    check_rows_alone(BACKEND, spec)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     spec = replace(make_spec((6, 2), 32, dtype=dtype), kv_dtype=kv_dtype)
     assert BACKEND.supports(spec)
@@ -109,7 +110,7 @@ def test_layers_do_not_touch_each_other() -> None:
 
 
 def test_bytes_are_what_the_blocks_take() -> None:
-    for spec in (*SPECS.values(), replace(SPECS["ratio-3"], num_layers=5, kv_dtype=torch.bfloat16)):
+    for spec in (*SPECS.values(), replace(SPECS["ratio-3"], num_layers=5, kv_dtype=torch.bfloat16), INT8):
         cache = BACKEND.allocate(spec, 3)
         assert sum(t.nbytes for t in cache.tensors) == 3 * BACKEND.block_bytes(spec)
         assert not any(tensor.any() for tensor in cache.tensors)
@@ -119,12 +120,12 @@ def same_contents(a: KVCache, block: int, b: KVCache, other: int) -> bool:
     return all(torch.equal(x[block], y[other]) for x, y in zip(a.tensors, b.tensors, strict=True))
 
 
-@pytest.mark.parametrize("name", ["plain", "latent"])
-def test_blocks_move_whole(name: str) -> None:
-    spec = replace(SPECS[name], num_layers=2)
+@pytest.mark.parametrize("spec", [SPECS["plain"], SPECS["latent"], INT8], ids=["plain", "latent", "int8"])
+def test_blocks_move_whole(spec: AttentionSpec) -> None:
+    spec = replace(spec, num_layers=2)
     cache, host = BACKEND.allocate(spec, 6), BACKEND.allocate_host(spec, 4)
     for tensor in cache.tensors:
-        tensor.normal_()
+        tensor.copy_(20 * torch.randn(tensor.shape))
     before = KVCache(spec, 6, tuple(tensor.clone() for tensor in cache.tensors))
     BACKEND.copy_blocks(cache, [(0, 3), (1, 4)])
     for source, target in ((0, 3), (1, 4), (0, 0), (1, 1), (2, 2), (5, 5)):
@@ -138,7 +139,9 @@ def test_blocks_move_whole(name: str) -> None:
 
 def test_what_is_not_supported_says_why() -> None:
     spec = make_spec()
-    int8 = BACKEND.supports(replace(spec, kv_dtype=torch.int8))
-    assert int8.reasons == ("KV dtype int8, computed are float64, float32, bfloat16, float16",)
+    int16 = BACKEND.supports(replace(spec, kv_dtype=torch.int16))
+    assert int16.reasons == ("KV dtype int16, computed are float64, float32, bfloat16, float16 and int8",)
+    latent = BACKEND.supports(replace(SPECS["latent"], kv_dtype=torch.int8))
+    assert latent.reasons == ("a latent cache is not stored in int8 (setting: kv_cache_dtype)",)
     assert BACKEND.supports(replace(spec, num_heads=5)).reasons == ("5 heads cannot share 2 KV heads evenly",)
     assert not BACKEND.supports(replace(spec, latent=True))

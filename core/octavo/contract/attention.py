@@ -35,7 +35,8 @@ class AttentionSpec:
             `value_size` dims of the key and nothing else is stored.
         block_size: tokens a block.
         dtype: of queries, keys, values and outputs.
-        kv_dtype: of what the cache stores.
+        kv_dtype: of what the cache stores. int8: whole numbers up to 127, and for each token and KV head a
+            float32 scale of its key and one of its value; not where latent.
         scale: multiplies the scores.
         window: tokens a query sees, itself included; None: all before it.
         softcap: scores become softcap * tanh(scores / softcap) after scaling; None: as they are.

@@ -6,7 +6,8 @@ zeros, and so are keys and values that no query of the step sees. So torch runs 
 shapes for a token alone, in any batch, whole and in chunks, and the token's bits agree.
 
 Storage of a layer is a key tensor [num_blocks, block_size, num_kv_heads, head_size] and a value tensor
-[num_blocks, block_size, num_kv_heads, value_size]; with a latent spec the key tensor alone.
+[num_blocks, block_size, num_kv_heads, value_size]; with a latent spec the key tensor alone. An int8 cache has a
+float32 tensor of scales [num_blocks, block_size, num_kv_heads, 1] after each of them.
 """
 
 from collections.abc import Sequence
@@ -22,10 +23,21 @@ from octavo.contract.attention import AttentionBackend, AttentionBatch, Attentio
 from octavo.contract.support import Support
 from octavo.contract.version import API_VERSION
 
-__all__ = ["ReferenceAttention"]
+__all__ = ["ReferenceAttention", "quantize_kv"]
 
 TILE = 16  # queries a matrix product
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys or values [..., size] as an int8 cache holds them: int8 [..., size] and float32 scales [..., 1].
+
+    A scale takes the largest of its token and head to 127; codes are the nearest whole numbers.
+    """
+    wide = x.float()
+    scales = wide.abs().amax(-1, keepdim=True) / 127.0
+    inverse = torch.where(scales > 1e-37, 1.0 / scales, 0.0)
+    return (wide * inverse).nan_to_num().round().clamp(-127, 127).to(torch.int8), scales
 
 
 @dataclass(frozen=True)
@@ -70,16 +82,19 @@ class ReferenceAttention(AttentionBackend):
         self.device = device
 
     def supports(self, spec: AttentionSpec) -> Support:
-        """Everything in the usual float types."""
+        """Everything in the usual float types, and int8 caches."""
         answer = Support.yes()
         for what, dtype in (("dtype", spec.dtype), ("KV dtype", spec.kv_dtype)):
-            if dtype not in DTYPES:
+            if dtype not in DTYPES and (what, dtype) != ("KV dtype", torch.int8):
                 known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+                known += " and int8" if what == "KV dtype" else ""
                 answer &= Support.no(f"{what} {str(dtype).removeprefix('torch.')}, computed are {known}")
         if spec.num_heads % spec.num_kv_heads:
             answer &= Support.no(f"{spec.num_heads} heads cannot share {spec.num_kv_heads} KV heads evenly")
         if spec.latent and (spec.num_kv_heads != 1 or spec.value_size > spec.head_size):
             answer &= Support.no("a latent cache has one KV head, and its value is a prefix of the key")
+        if spec.latent and spec.kv_dtype == torch.int8:
+            answer &= Support.no("a latent cache is not stored in int8 (setting: kv_cache_dtype)")
         return answer
 
     @property
@@ -90,7 +105,8 @@ class ReferenceAttention(AttentionBackend):
     def block_bytes(self, spec: AttentionSpec) -> int:
         """Keys and values of every layer; keys alone where latent."""
         dims = spec.head_size + (0 if spec.latent else spec.value_size)
-        return spec.num_layers * spec.block_size * spec.num_kv_heads * dims * spec.kv_dtype.itemsize
+        scales = 2 * torch.float32.itemsize if spec.kv_dtype == torch.int8 else 0
+        return spec.num_layers * spec.block_size * spec.num_kv_heads * (dims * spec.kv_dtype.itemsize + scales)
 
     def allocate(self, spec: AttentionSpec, num_blocks: int) -> KVCache:
         """Zeros on the device."""
@@ -145,7 +161,9 @@ class ReferenceAttention(AttentionBackend):
     def write(self, plan: _Plan, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Scatter by slot."""
         for storage, new in zip(_storage(plan.cache, layer), (key, value), strict=False):
-            storage[plan.write_slots] = new[plan.write_tokens].to(storage.dtype)
+            parts = quantize_kv(new) if len(storage) > 1 else (new,)
+            for tensor, part in zip(storage, parts, strict=True):
+                tensor[plan.write_slots] = part[plan.write_tokens].to(tensor.dtype)
 
     def attend(
         self,
@@ -177,9 +195,11 @@ class ReferenceAttention(AttentionBackend):
             out[tile.tokens] = y.permute(2, 0, 1, 3).flatten(1, 2)[tile.queries].to(out.dtype)
 
 
-def _gather(storage: torch.Tensor, tile: _Tile, dtype: torch.dtype) -> torch.Tensor:
+def _gather(storage: Sequence[torch.Tensor], tile: _Tile, dtype: torch.dtype) -> torch.Tensor:
     """[span, num_kv_heads, size]: what the tile's queries see, zeros around it."""
-    seen = storage.index_select(0, tile.slots).to(dtype)
+    seen, *scales = (tensor.index_select(0, tile.slots).to(dtype) for tensor in storage)
+    for scale in scales:
+        seen = seen * scale
     return F.pad(seen, (0, 0, 0, 0, tile.keys.start, tile.hidden.shape[1] - tile.keys.stop))
 
 
@@ -208,12 +228,19 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
 
 def _allocate(spec: AttentionSpec, num_blocks: int, device: torch.device | None) -> KVCache:
     sizes = (spec.head_size,) if spec.latent else (spec.head_size, spec.value_size)
-    shapes = [(num_blocks, spec.block_size, spec.num_kv_heads, size) for size in sizes] * spec.num_layers
-    tensors = tuple(torch.zeros(shape, dtype=spec.kv_dtype, device=device) for shape in shapes)
+    kinds = [(size, spec.kv_dtype) for size in sizes]
+    if spec.kv_dtype == torch.int8:
+        kinds = [kind for codes in kinds for kind in (codes, (1, torch.float32))]
+    tensors = tuple(
+        torch.zeros(num_blocks, spec.block_size, spec.num_kv_heads, size, dtype=dtype, device=device)
+        for size, dtype in kinds * spec.num_layers
+    )
     return KVCache(spec, num_blocks, tensors)
 
 
-def _storage(cache: KVCache, layer: int) -> tuple[torch.Tensor, ...]:
-    """The layer's tensors by slot: [num_blocks * block_size, num_kv_heads, size] each."""
-    kinds = 1 if cache.spec.latent else 2
-    return tuple(t.flatten(0, 1) for t in cache.tensors[kinds * layer : kinds * (layer + 1)])
+def _storage(cache: KVCache, layer: int) -> tuple[tuple[torch.Tensor, ...], ...]:
+    """Of keys and of values, by slot: [num_blocks * block_size, num_kv_heads, size], and scales where there are."""
+    kinds, parts = 1 if cache.spec.latent else 2, 2 if cache.spec.kv_dtype == torch.int8 else 1
+    first = kinds * parts * layer
+    tensors = [t.flatten(0, 1) for t in cache.tensors[first : first + kinds * parts]]
+    return tuple(tuple(tensors[i * parts : (i + 1) * parts]) for i in range(kinds))

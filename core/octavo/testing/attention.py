@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from octavo.contract import AttentionBackend, AttentionSpec, KVCache
-from octavo.testing.cases_attention import LENGTHS, MIXED, TOLERANCE, WHOLE, Sequences, make_batch, truth
+from octavo.testing.cases_attention import LENGTHS, MIXED, WHOLE, Sequences, make_batch, tolerance, truth
 from octavo.testing.outcome import CheckError, require
 
 __all__ = [
@@ -71,7 +71,7 @@ def _check_row(sequences: Sequences, row: int, out: torch.Tensor, expected: torc
     if not len(out):
         return
     worst = float((out.double() - expected).abs().max() / expected.abs().max())
-    allowed = TOLERANCE[sequences.spec.dtype]
+    allowed = tolerance(sequences.spec)
     require(worst <= allowed, f"row {row} is off by {worst:.2e} of the largest value, {allowed:.1e} is allowed")
 
 

@@ -10,13 +10,27 @@ import numpy as np
 import torch
 
 from octavo.contract import AttentionBackend, AttentionBatch, AttentionSpec, KVCache
+from octavo.contract.reference_attention import quantize_kv
 from octavo.testing import formulas
 from octavo.testing.outcome import require
 
-__all__ = ["LENGTHS", "MIXED", "SPECS", "TOLERANCE", "WHOLE", "Sequences", "make_batch", "make_spec", "truth"]
+__all__ = [
+    "LENGTHS",
+    "MIXED",
+    "SPECS",
+    "TOLERANCE",
+    "WHOLE",
+    "Sequences",
+    "as_stored",
+    "make_batch",
+    "make_spec",
+    "tolerance",
+    "truth",
+]
 
 # Largest difference over the largest true value.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+INT8_TOLERANCE = 2e-3  # where int8 is stored, beyond its own rounding: products may be of whole numbers too
 
 LENGTHS = (1, 19, 50, 33)
 
@@ -116,8 +130,8 @@ class Sequences:
     def poisoned(self, backend: AttentionBackend) -> KVCache:
         """A cache full of NaN: its tensors, or all slots of one that is no tensors."""
         cache = backend.allocate(self.spec, self.num_blocks)
-        for tensor in cache.tensors:
-            tensor.fill_(float("nan"))
+        for tensor in cache.tensors:  # bytes of ones are NaN where they are read as floats
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
         if not cache.tensors:
             spec, num_slots = self.spec, self.num_blocks * self.spec.block_size
             blocks = np.arange(self.num_blocks, dtype=np.int32)[None]
@@ -179,12 +193,25 @@ class Sequences:
 def truth(sequences: Sequences, row: int) -> torch.Tensor:
     """All positions of a row in float64, with keys and values as the cache rounds them."""
     one, spec = sequences.rows[row], sequences.spec
-    key, value = (x.to(spec.kv_dtype) for x in (one.key, one.value))
+    key, value = (as_stored(x, spec.kv_dtype) for x in (one.key, one.value))
     return torch.from_numpy(
         formulas.attention(
             one.query, key, value, scale=spec.scale, window=spec.window, softcap=spec.softcap, sinks=sequences.sinks
         )
     )
+
+
+def tolerance(spec: AttentionSpec) -> float:
+    """The largest difference allowed, over the largest true value."""
+    return max(TOLERANCE[spec.dtype], INT8_TOLERANCE if spec.kv_dtype == torch.int8 else 0.0)
+
+
+def as_stored(x: torch.Tensor, kv_dtype: torch.dtype) -> torch.Tensor:
+    """Keys or values as a cache rounds them."""
+    if kv_dtype != torch.int8:
+        return x.to(kv_dtype)
+    codes, scales = quantize_kv(x)
+    return codes.double() * scales.double()
 
 
 def make_batch(

@@ -162,7 +162,7 @@ def _in_dtypes(bench: Bench, spec: AttentionSpec) -> list[AttentionSpec]:
     dtypes = [dtype for dtype in bench.capabilities.dtypes or (torch.float32,) if dtype in TOLERANCE]
     kv_dtypes = bench.capabilities.kv_cache_dtypes
     pairs = [(dtype, dtype) for dtype in dtypes if not kv_dtypes or dtype in kv_dtypes]
-    pairs += [(bench.dtype, kv) for kv in kv_dtypes if kv in TOLERANCE and kv != bench.dtype]
+    pairs += [(bench.dtype, kv) for kv in kv_dtypes if (kv in TOLERANCE or kv == torch.int8) and kv != bench.dtype]
     return [replace(_fitted(bench, spec, dtype), kv_dtype=kv) for dtype, kv in dict.fromkeys(pairs)]
 
 

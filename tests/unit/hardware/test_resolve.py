@@ -232,8 +232,8 @@ def test_attention_is_resolved_in_the_platforms_order_and_then_the_reference() -
     ]
     with pytest.raises(PlatformError, match="would fall back to torch"):
         OpResolver(ToyPlatform(backends=[picky]), strict=True).resolve_attention(other)
-    with pytest.raises(UnsupportedError, match="int8"):
-        resolver.resolve_attention(replace(SPEC, kv_dtype=torch.int8, head_size=8))
+    with pytest.raises(UnsupportedError, match="int16"):
+        resolver.resolve_attention(replace(SPEC, kv_dtype=torch.int16, head_size=8))
 
 
 def manifest(*ops: OpImpl, order: int = 1) -> Manifest:
