@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "attention.h"
+#include "matrix.h"
 #include "support.h"
 
 namespace {
@@ -213,6 +214,9 @@ int main(int argc, char** argv) {
             }
         }
         check_copies();
+        for (int format = OCTAVO_FORMAT_FLOAT32; format <= OCTAVO_FORMAT_INT4_MIN; ++format) {
+            for (const int64_t size : sizes) MatrixCheck(format, size, sizes.back() - size + 1).run();
+        }
         for (size_t i = 0; i < cases.size(); i += every) AttentionCheck(cases[i]).run();
         std::printf("%s: %ld checks\n", isa.c_str(), num_checks - before);
     }

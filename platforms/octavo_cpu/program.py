@@ -49,6 +49,8 @@ __all__ = ["NativeProgram", "can_compile"]
 
 T = TypeVar("T")
 
+_GREEDY = bytes([RowMode.GREEDY])
+
 _NORMS = {"rms": 1, "layer": 2}
 _RESIDUALS = {"sequential": 0, "parallel": 1, "parallel_shared_norm": 2}
 _QK_NORMS = {"head": 0, "each_head": 1, "all_heads": 2}
@@ -100,9 +102,9 @@ class NativeProgram:
         self._geometries = (AttentionGeometry * len(request.attention))(*map(geometry_of, request.attention))
         self._step = StepStruct(groups=self._geometries)
         self._step_address = ctypes.addressof(self._step)
-        self._max_tokens = max(request.max_tokens, request.max_rows)
         self._workspace = zeros(0, torch.uint8)
-        self._reserve(self._max_tokens)
+        self._room = 0  # tokens that the workspace is made for
+        self._reserve(max(request.max_tokens, request.max_rows, 1))
 
     @property
     def row_invariant(self) -> Support:
@@ -147,7 +149,8 @@ class NativeProgram:
         if batch.adapter_ids is not None or batch.hidden_in is not None:
             raise ValueError("the native program runs whole models without adapters")
         num_tokens = len(batch.positions)
-        self._reserve(num_tokens)
+        if num_tokens > self._room:
+            self._reserve(num_tokens)
         step = self._step
         step.num_tokens = num_tokens
         step.positions = batch.positions.data_ptr()
@@ -160,7 +163,7 @@ class NativeProgram:
 
     def _run(self, rows: Rows) -> StepOutput:
         index = rows.index
-        only_greedy = bool((rows.mode == RowMode.GREEDY).all())
+        only_greedy = rows.mode.tobytes() == _GREEDY * len(rows.mode) and len(index) <= self._step.num_tokens
         inverse: npt.NDArray[np.int64] | None = None
         if not only_greedy:
             index, inverse = np.unique(index, return_inverse=True)
@@ -187,12 +190,10 @@ class NativeProgram:
         return logits
 
     def _reserve(self, num_tokens: int) -> None:
-        """Room for a step. A greater one than announced gets more."""
-        num_tokens = max(num_tokens, self._max_tokens)
-        num_bytes = self._library.decoder_workspace(self._address, num_tokens)
-        if num_bytes > len(self._workspace):
-            self._workspace = zeros(num_bytes, torch.uint8)
-            self._step.workspace = self._workspace.data_ptr()
+        """Make room for steps of so many tokens."""
+        self._workspace = zeros(self._library.decoder_workspace(self._address, num_tokens), torch.uint8)
+        self._step.workspace = self._workspace.data_ptr()
+        self._room = num_tokens
 
 
 class _Handle:
