@@ -30,7 +30,7 @@ from octavo.server import (
 from octavo.server.admission import Admission
 from octavo.server.body import UnknownFields
 from octavo.server.errors import ApiError, as_api_error, error_response, not_found
-from octavo.server.middleware import ApiKeys, RequestIds
+from octavo.server.middleware import ApiKeys, Paced, RequestIds
 from octavo.server.openapi import describe_schemas, operation_of
 from octavo.server.options import ServerOptions
 from octavo.server.profile import profile
@@ -103,6 +103,7 @@ def create_app(engine: AsyncEngine, options: ServerOptions) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     for kind in (ApiError, OctavoError, ClientLeftError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _on_error)
+    app.add_middleware(Paced)
     if options.api_keys:
         app.add_middleware(ApiKeys, keys=options.api_keys)
     app.add_middleware(RequestIds)

@@ -14,6 +14,8 @@ from octavo.server.errors import ApiError
 __all__ = ["UnknownFields", "decode_body", "parse_body", "read_body"]
 
 MAX_DISCARDED = 256 << 20  # bytes of a body that is too long which are taken, so that the client hears the answer
+MANY_BYTES = 4 << 20  # of a body whose parts are counted before it is decoded, which blocks all others
+MAX_PARTS = 1 << 20  # commas of such a body
 MAX_NAMES = 100  # unknown fields that are logged
 MAX_REASON = 200  # characters
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -74,6 +76,8 @@ async def parse_body(request: Request, kind: type[Kind]) -> Kind:
     """
     app = request.app.state
     body = await read_body(request, app.service.options.max_body_bytes)
+    if len(body) > MANY_BYTES and body.count(b",") > MAX_PARTS:
+        raise ApiError(413, f"the request's body is longer than {MANY_BYTES} bytes and has more than {MAX_PARTS} parts")
     return decode_body(body, kind, app.unknown_fields, request.url.path)
 
 
