@@ -218,3 +218,22 @@ def test_the_engine_at_a_glance_says_the_same(swapping: Served) -> None:
     assert engine["blocks"]["host_total"] == shown["num_host_blocks"] > 0
     assert engine["blocks"]["cached"] == shown["num_cached_blocks"]
     assert (engine["num_running"], engine["num_waiting"], engine["num_swapped"]) == (0, 0, 0)
+
+
+def test_guessed_tokens_are_counted_apart(tiny_folder: Path) -> None:
+    served = Served(tiny_folder, speculative_config={"method": "ngram", "num_speculative_tokens": 4})
+    try:
+        with httpx.Client(base_url=served.ready().url, timeout=120) as client:
+            body = {"prompt": [5, 6, 7, 8] * 10, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+            for _ in range(2):
+                assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 200
+            served.wait_until(served.is_idle)
+            shown = scrape(client)
+    finally:
+        served.close()
+    drafted, accepted, drafts = (shown[f"{name}_total"] for name in ("draft_tokens", "accepted_tokens", "drafts"))
+    assert 0 < drafts <= drafted <= 4 * drafts
+    assert 0 < accepted <= drafted
+    assert shown["emitted_tokens_total"] == accepted + drafts <= shown["generation_tokens_total"] == 400
+    assert shown.values["vllm:spec_decode_draft_acceptance_rate"] == pytest.approx(accepted / drafted)
+    assert shown["computed_tokens_total"] == shown["prompt_tokens_computed_total"] + 400 - 2
