@@ -15,6 +15,7 @@ from octavo.text.reasoning import (
     begins_inside,
     detect_reasoning,
     end_token,
+    num_reasoning_tokens,
 )
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools import FORMATS, ToolCallDelta, ToolFormat, ToolParser, detect_format, forced_calls, read_tools
@@ -131,16 +132,10 @@ class Turns:
         return Turn(reasoning, tools)
 
     def num_reasoning_tokens(self, token_ids: Sequence[int], reasoning: str) -> int:
-        """How many of an output's tokens are its reasoning, markers included.
-
-        Where no single token ends it, those of the reasoning's text are counted anew.
-        """
-        if self._reasoning is None or not reasoning:
+        """How many of an output's tokens are its reasoning, of which this is the text."""
+        if self._reasoning is None:
             return 0
-        end = end_token(self._reasoning, self._tokenizer)
-        if end is None:
-            return len(self._tokenizer.encode(reasoning, add_special_tokens=False))
-        return next((i + 1 for i, token_id in enumerate(token_ids) if token_id == end), len(token_ids))
+        return num_reasoning_tokens(self._reasoning, self._tokenizer, token_ids, reasoning)
 
 
 def _checked(choice: str | None, names: Collection[str]) -> str:

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 from octavo.text.tokenizer import Tokenizer
 
-__all__ = ["REASONING_FORMATS", "ReasoningFormat", "ReasoningParser", "begins_inside", "detect_reasoning", "end_token"]
+__all__ = [
+    "REASONING_FORMATS",
+    "ReasoningFormat",
+    "ReasoningParser",
+    "begins_inside",
+    "detect_reasoning",
+    "end_token",
+    "num_reasoning_tokens",
+]
 
 NUM_TAIL_IDS = 16  # of a prompt, in which a template may have opened the reasoning
 
@@ -54,6 +62,19 @@ def end_token(found: ReasoningFormat, tokenizer: Tokenizer) -> int | None:
     """The token that closes the reasoning, where one alone does."""
     ids = tokenizer.encode(found.end, add_special_tokens=False)
     return ids[0] if len(ids) == 1 else None
+
+
+def num_reasoning_tokens(found: ReasoningFormat, tokenizer: Tokenizer, token_ids: Sequence[int], reasoning: str) -> int:
+    """How many of an output's tokens are its reasoning, of which `reasoning` is the text; the markers count.
+
+    Where no single token ends it, those of the text are counted anew.
+    """
+    if not reasoning:
+        return 0
+    end = end_token(found, tokenizer)
+    if end is None:
+        return len(tokenizer.encode(reasoning, add_special_tokens=False))
+    return next((i + 1 for i, token_id in enumerate(token_ids) if token_id == end), len(token_ids))
 
 
 class ReasoningParser:

@@ -244,6 +244,9 @@ class ToolParser:
 
     def _content(self) -> bool:
         start = self._format.start
+        if self._format.is_bare and not self._told_content and self._buffer.lstrip().startswith("{"):
+            self._raw, self._is_bare, self._state = "", True, self._before_call
+            return True
         at = self._buffer.find(start)
         if at >= 0:
             before = self._buffer[:at].rstrip()
@@ -251,9 +254,6 @@ class ToolParser:
                 self._tell(before)
             self._raw, self._buffer = self._buffer[len(before) : at + len(start)], self._buffer[at + len(start) :]
             self._is_bare, self._is_list_open, self._state = False, False, self._before_call
-            return True
-        if self._format.is_bare and not self._told_content and self._buffer.lstrip().startswith("{"):
-            self._raw, self._is_bare, self._state = "", True, self._before_call
             return True
         held = _begun(self._buffer, start)
         sure = self._buffer[: len(self._buffer) - held].rstrip()  # spaces before a call are not told
@@ -295,8 +295,11 @@ class ToolParser:
             self._call(arguments=arguments)
         if not (scanner.is_complete or scanner.is_broken):
             return False
+        taken = scanner.raw
+        if scanner.is_broken and taken[-1] == self._format.start[0]:  # with it a call may begin
+            taken, self._buffer = taken[:-1], taken[-1] + self._buffer
         if not self._is_told:
-            self._give_up(self._raw + scanner.raw)
+            self._give_up(self._raw + taken)
             return True
         if not self._has_arguments:
             self._call(arguments="{}")
@@ -318,8 +321,11 @@ class ToolParser:
         return True
 
     def _give_up(self, raw: str) -> None:
-        """What looked like a call is none: it is content after all."""
-        self._tell(raw)
+        """What looked like a call is none: it is content after all; in what had no start, one may still be."""
+        if self._is_bare:
+            self._told_content, self._buffer = True, raw + self._buffer
+        else:
+            self._tell(raw)
         self._state = self._content
 
     def _tell(self, content: str) -> None:

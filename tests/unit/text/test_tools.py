@@ -1,7 +1,7 @@
 """Tool calls and reasoning: what a whole output means, and that it means the same in pieces."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from octavo.errors import RequestError
 from octavo.text.grammar import GrammarCompiler
-from octavo.text.reasoning import REASONING_FORMATS, ReasoningParser, begins_inside, detect_reasoning, end_token
+from octavo.text.reasoning import (
+    REASONING_FORMATS,
+    ReasoningParser,
+    begins_inside,
+    detect_reasoning,
+    end_token,
+    num_reasoning_tokens,
+)
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from octavo.text.tools import FORMATS, Tool, ToolParser, detect_format, forced_calls, read_tools
 from octavo.text.turn import Turn
@@ -118,6 +125,14 @@ CASES: list[tuple[str, str, str, list[list[str]]]] = [
     ("llama3", '{"name": "John", "age": 3}', '{"name": "John", "age": 3}', []),
     ("llama3", ' {"city": "Rome"} is JSON', ' {"city": "Rome"} is JSON', []),
     ("llama3", 'So: {"name": "add", "parameters": {}}', 'So: {"name": "add", "parameters": {}}', []),
+    ("llama3", '{"a": <|python_tag|>{"name": "add", "parameters": {}}', '{"a":', [["add", "{}"]]),
+    (
+        "llama3",
+        '{"name": "add", <|python_tag|>{"name": "f", "parameters": {}}',
+        "",
+        [["add", "{}"], ["f", "{}"]],
+    ),
+    ("hermes", '<tool_call>{"a": <tool_call>{"name": "f"}</tool_call>', '<tool_call>{"a": ', [["f", "{}"]]),
     ("llama3", "<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
     (
         "mistral",
@@ -302,3 +317,14 @@ def test_ids_are_such_as_the_family_s_templates_take() -> None:
     assert {len(FORMATS["mistral"].new_id()) for _ in range(20)} == {9}
     assert FORMATS["mistral"].new_id().isalnum()
     assert FORMATS["hermes"].new_id().startswith("call_")
+
+
+def test_tokens_of_reasoning_are_counted_to_its_end(tokenizer: Tokenizer) -> None:
+    think = REASONING_FORMATS["think"]
+    ids = tokenizer.encode("<think>Hm.</think>Yes.", add_special_tokens=False)
+    num = ids.index(tokenizer.backend.token_to_id("</think>")) + 1
+    assert num_reasoning_tokens(think, tokenizer, ids, "Hm.") == num
+    assert num_reasoning_tokens(think, tokenizer, ids[: num - 1], "Hm.") == num - 1, "it was cut"
+    assert num_reasoning_tokens(think, tokenizer, ids, "") == 0
+    spelt = replace(think, end="</thought>")
+    assert num_reasoning_tokens(spelt, tokenizer, ids, "Hm.") == len(tokenizer.encode("Hm.", add_special_tokens=False))
