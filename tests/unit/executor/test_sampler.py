@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.executor.philox import uniforms
-from octavo.executor.sampler import Draw, RowError, Sampler, best_ids, draw_index, filtered
+from octavo.executor.sampler import Draw, RowError, Sampler, best_ids, draw_index, filtered, sum_bounds
 from octavo.sampling_params import SamplingParams
 
 Floats = np.ndarray
@@ -238,3 +238,76 @@ def test_extreme_temperatures() -> None:
 
 def test_no_sequences_no_tokens() -> None:
     assert Sampler(5).sample([]) == []
+
+
+def plain_choice(logits: Floats, temperature: float, top_p: float, number: float) -> int:
+    """What the sampler must choose: everything sorted, everything summed, one token after the other."""
+    scaled = (logits - logits.max()) * np.float32(1 / temperature)
+    weights = np.exp(scaled)
+    order = sorted(range(len(logits)), key=lambda i: (-scaled[i], i))
+    wanted, running, kept = top_p * float(weights.sum(dtype=np.float64)), 0.0, []
+    for i in order:
+        kept.append(i)
+        running += float(weights[i])
+        if running >= wanted:
+            break
+    kept.sort()
+    target, running = number * sum(float(weights[i]) for i in kept), 0.0
+    for i in kept:
+        running += float(weights[i])
+        if running > target:
+            return i
+    return kept[-1]
+
+
+def shapes_of_rows(rng: np.random.Generator, num: int) -> dict[str, Floats]:
+    """Rows as models give them, and as they should not."""
+    peaks = rng.standard_normal(num) * 2
+    peaks[rng.integers(0, num, 5)] += 14
+    masked = rng.standard_normal(num) * 3
+    masked[rng.random(num) < 0.9] = -np.inf
+    rows = {
+        "narrow": rng.standard_normal(num) * 0.1,
+        "wide": rng.standard_normal(num) * 4,
+        "peaks": peaks,
+        "one": np.where(np.arange(num) == num // 3, 30.0, 0.0),
+        "flat": np.zeros(num),
+        "two heights": rng.integers(0, 2, num) * 3.0,
+        "many equals": np.round(rng.standard_normal(num) * 2),
+        "masked": masked,
+        "far below": np.where(rng.random(num) < 0.5, -1e38, 1.0),
+    }
+    return {name: row.astype(np.float32) for name, row in rows.items()}
+
+
+@pytest.mark.parametrize("num", [1, 2, 63, 64, 65, 700, 5003])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 0.9999])
+def test_top_p_chooses_what_the_plain_definition_does(num: int, top_p: float) -> None:
+    for name, logits in shapes_of_rows(np.random.default_rng(num), num).items():
+        for position in range(4):
+            if not np.isfinite(logits.max()):
+                continue
+            number = float(uniforms(*(np.asarray([v], np.uint64) for v in (9, position, 0)))[0])
+            found = choose(logits, position=position, seed=9, temperature=0.8, top_p=top_p)
+            assert found == plain_choice(logits, 0.8, top_p, number), name
+
+
+def test_a_cut_between_the_bounds_is_made_by_the_exact_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where float32 does not know the total well enough, float64 decides."""
+    monkeypatch.setattr("octavo.executor.sampler.SUM_ERROR", 0.4)
+    for name, logits in shapes_of_rows(np.random.default_rng(3), 900).items():
+        for position in range(12):
+            number = float(uniforms(*(np.asarray([v], np.uint64) for v in (9, position, 0)))[0])
+            found = choose(logits, position=position, seed=9, temperature=0.8, top_p=0.6)
+            assert found == plain_choice(logits, 0.8, 0.6, number), name
+
+
+@pytest.mark.parametrize("num", [1, 63, 64, 1000, 49_152])
+def test_the_bounds_hold_the_sum(num: int) -> None:
+    rng = np.random.default_rng(num)
+    for row in (rng.random(num), np.exp(rng.standard_normal(num) * 5), np.full(num, 0.1), rng.random(num) ** 40):
+        weights = row.astype(np.float32)
+        exact = math.fsum(weights.tolist())
+        low, high = sum_bounds(weights)
+        assert low <= exact <= high
+        assert high - low <= 3e-5 * exact
