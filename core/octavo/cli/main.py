@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": None,
     "bench latency": "how long a request waits for its tokens, beside the machine's limits",
     "bench throughput": "tokens a second of many requests, beside the machine's limits",
+    "bench quality": "what a precision costs in perplexity and likeliest tokens, beside float32",
     "conformance": "whether a platform does what the contract asks",
     "new-platform": "write a plugin to begin with",
 }

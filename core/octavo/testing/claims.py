@@ -15,7 +15,7 @@ from octavo.testing.cases_ops import CASES
 from octavo.testing.kernels import ask
 from octavo.testing.outcome import NotOfferedError, require
 
-__all__ = ["answers", "attributes", "facts", "graphs", "memory", "philox", "probe", "quantised", "ranks", "settings"]
+__all__ = ["answers", "attributes", "facts", "graphs", "memory", "philox", "probe", "ranks", "settings"]
 
 CONTRACT = ".".join(map(str, API_VERSION))
 
@@ -146,11 +146,6 @@ def graphs(bench: Bench) -> str:
     """No hook captures steps yet."""
     said = bench.capabilities.graph_capture
     raise NotOfferedError(f"the platform says graph_capture {said!r}; contract {CONTRACT} has no hook that captures")
-
-
-def quantised(bench: Bench) -> str:
-    """No weight format but dense is named by the contract yet."""
-    raise NotOfferedError(f"contract {CONTRACT} names no weight format but dense; others are dequantised on load")
 
 
 def ranks(bench: Bench) -> str:
