@@ -175,3 +175,28 @@ def test_rows_are_used_again() -> None:
         store.remove(seq_id)
     assert len(store.num_tokens) == 2
     assert np.array_equal(np.sort(store._free), [0, 1])
+
+
+def test_decoding_makes_no_new_batch() -> None:
+    """Steps of one shape are the same object, with other contents."""
+    store, builder = make()
+    for seq_id in range(3):
+        store.add(seq_id, [seq_id] * 4, [seq_id, seq_id + 5])
+    first = builder.build([Piece(seq_id, 3, 1) for seq_id in range(3)])
+    store.append_new({seq_id: [seq_id + 10] for seq_id in range(3)})
+    second = builder.build([Piece(seq_id, 4, 1) for seq_id in range(3)])
+    assert second is first
+    assert second.token_ids.tolist() == [10, 11, 12]
+    assert second.attention[0].slot_mapping.tolist() == [4 * (seq_id + 5) for seq_id in range(3)]
+
+
+def test_guesses_stand_behind_the_known_tokens_and_are_overwritten() -> None:
+    store, builder = make()
+    store.add(1, [10, 11, 12, 13], [3, 6])
+    store.guess_tokens(1, (50, 51))
+    batch = builder.build([Piece(1, 3, 1, draft_token_ids=(50, 51))])
+    assert batch.token_ids.tolist() == [13, 50, 51]
+    assert batch.attention[0].seq_lens.tolist() == [6]
+    assert store.known(1).tolist() == [10, 11, 12, 13]
+    store.append_new({1: [50, 60]})
+    assert store.known(1).tolist() == [10, 11, 12, 13, 50, 60]
