@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any
 
 from octavo.errors import RequestError, shown
@@ -12,6 +13,12 @@ __all__ = ["MAX_LOGPROBS", "SamplingParams"]
 
 MAX_LOGPROBS = 20  # alternatives a position that a request may ask for
 MAX_SEED = 2**64 - 1
+
+NUMBERS = (
+    *("n", "top_k", "min_tokens", "max_tokens", "logprobs", "prompt_logprobs", "seed"),
+    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+PLAIN = (int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,9 @@ class SamplingParams:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
+        for name in NUMBERS:
+            if type(value := getattr(self, name)) not in PLAIN:
+                object.__setattr__(self, name, _plain(value))
         for name in ("stop", "bad_words"):
             texts = self._as_tuple(name, "texts of at least one character")
             if not all(isinstance(text, str) and text for text in texts):
@@ -103,7 +113,7 @@ class SamplingParams:
         value = getattr(self, name)
         if not isinstance(value, str | Iterable | None) or isinstance(value, bytes | Mapping):
             raise RequestError(f"{name} must be {what}, got {shown(value)}", name)
-        values = (value,) if isinstance(value, str) else tuple(value or ())
+        values = (value,) if isinstance(value, str) else () if value is None else tuple(map(_plain, value))
         object.__setattr__(self, name, values)
         return values
 
@@ -112,7 +122,7 @@ class SamplingParams:
             return
         if not isinstance(self.logit_bias, Mapping):
             raise RequestError(f"logit_bias maps token ids to numbers, got {shown(self.logit_bias)}", "logit_bias")
-        bias = dict(self.logit_bias)
+        bias = {_plain(token_id): _plain(value) for token_id, value in self.logit_bias.items()}
         for token_id, value in bias.items():
             if not _is_int(token_id) or token_id < 0 or not _is_number(value) or not -100 <= value <= 100:
                 raise RequestError(
@@ -177,6 +187,15 @@ class SamplingParams:
     def but(self, **changes: Any) -> "SamplingParams":
         """A copy with fields replaced, checked again."""
         return replace(self, **changes)
+
+
+def _plain(value: Any) -> Any:
+    """A number of another library (numpy's scalars) as Python's own, the only kind that is checked and sent."""
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
 
 
 def _is_int(value: object) -> bool:

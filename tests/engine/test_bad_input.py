@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from doubles.tiny_llm import Oracle, greedy
 
@@ -165,6 +167,52 @@ def test_names_that_users_of_vllm_know(tiny: LLM) -> None:
     opened = read(said, add_generation_prompt=False, continue_final_message=True)
     assert ended.startswith(tiny.get_tokenizer().decode(opened, skip_special_tokens=False))
     assert tiny.get_tokenizer().decode(opened).endswith("bc")
+
+
+def test_outputs_have_what_callers_of_vllm_read(tiny: LLM) -> None:
+    (output,) = tiny.generate(GOOD, greedy(3))
+    metrics = output.metrics
+    assert metrics is not None and metrics.first_scheduled_time is not None and metrics.first_token_time is not None
+    assert metrics.last_token_time is not None and metrics.finished_time is not None
+    assert metrics.arrival_time <= metrics.first_scheduled_time <= metrics.first_token_time
+    assert metrics.first_token_time <= metrics.last_token_time <= metrics.finished_time
+    assert metrics.time_in_queue == metrics.first_scheduled_time - metrics.arrival_time
+    assert output.lora_request is None
+    assert output.outputs[0].finished()
+    (embedded,) = tiny.embed(GOOD)
+    assert embedded.outputs.embedding == embedded.embedding and embedded.embedding
+    (refused,) = tiny.generate("", greedy(3))
+    assert (refused.metrics, refused.lora_request) == (None, None)
+
+
+def test_numbers_of_numpy_are_numbers(tiny: LLM) -> None:
+    ids = tiny.tokenizer.encode(GOOD)
+    (expected,) = tiny.generate({"prompt_token_ids": ids}, greedy(5))
+    array = np.array(ids)
+    for prompt in (array, list(array), {"prompt_token_ids": array}, {"prompt_token_ids": list(array.astype(np.int32))}):
+        (output,) = tiny.generate(prompt, greedy(5))
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert output.prompt_token_ids == ids and {type(token_id) for token_id in output.prompt_token_ids} == {int}
+    one, two = tiny.generate(np.array([ids, ids]), greedy(5))
+    assert one.outputs[0].token_ids == two.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert "prompt holds 0.5" in refused(tiny, {"prompt_token_ids": np.array([0.5])})
+    assert "prompt holds True" in refused(tiny, {"prompt_token_ids": np.array([True])})
+    params = SamplingParams(
+        n=np.int64(1),
+        max_tokens=np.int32(3),
+        temperature=np.float32(0.5),
+        top_p=np.float64(0.5),
+        seed=np.uint64(2**63),
+        stop_token_ids=np.array([5, 6]),
+        logit_bias={np.int64(9): np.float32(1.5)},
+    )
+    plain = SamplingParams(
+        max_tokens=3, temperature=0.5, top_p=0.5, seed=2**63, stop_token_ids=(5, 6), logit_bias={9: 1.5}
+    )
+    assert params == plain
+    assert msgspec.msgpack.encode(params) == msgspec.msgpack.encode(plain)
+    with pytest.raises(RequestError, match="n must be an integer"):
+        SamplingParams(n=np.float64(1.0))  # type: ignore[arg-type]
 
 
 def test_what_are_no_parameters_fail(tiny: LLM) -> None:

@@ -4,6 +4,7 @@ import gc
 import logging
 import random
 import signal
+import sys
 import threading
 
 import pytest
@@ -194,6 +195,58 @@ def test_after_an_interrupt_everything_goes_on(
     for output in outputs:
         oracle.check_greedy(output.prompt_token_ids, output.outputs[0].token_ids)
     check_idle(llm)
+
+
+class InterruptAtLine:
+    """Ctrl-C at the nth line of the scheduler's, the cache's or the outputs' own work."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, frame, event, argument):
+        path = frame.f_code.co_filename
+        if not any(part in path for part in ("/octavo/scheduler/", "/octavo/cache/", "/output_processor.py")):
+            return None
+        return self.on_line
+
+    def on_line(self, frame, event, argument):
+        self.left -= event == "line"
+        if self.left == 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return self.on_line
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_an_interrupt_within_the_schedulers_work_ends_what_was_there_and_nothing_else(
+    make_llm, oracle: Oracle, part: int
+) -> None:
+    """Whatever line it hits: bystanders go on rightly or end with an error, and later requests are served."""
+    llm = make_llm(num_blocks_override=14, max_num_batched_tokens=16, max_num_seqs=8)
+    rng = random.Random(part)
+    num_ended = 0
+    for _ in range(15):
+        bystander = llm.stream("Stop at the end", greedy(16))
+        next(bystander)
+        trace = InterruptAtLine(rng.randrange(1, 4000))
+        sys.settrace(trace)
+        try:
+            llm.generate(PROMPTS, greedy(6))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        *_, last = bystander
+        if last.error is None:
+            assert len(last.outputs[0].token_ids) == 16
+            oracle.check_greedy(last.prompt_token_ids, last.outputs[0].token_ids)
+        else:
+            num_ended += 1
+            assert "interrupted" in last.error and last.outputs[0].finish_reason == "error"
+        for output in llm.generate(PROMPTS, greedy(6)):
+            oracle.check_greedy(output.prompt_token_ids, output.outputs[0].token_ids)
+        check_idle(llm)
+    assert num_ended > 0
 
 
 def test_what_an_interrupted_step_was_to_forget_is_forgotten_later(make_llm, monkeypatch: pytest.MonkeyPatch) -> None:

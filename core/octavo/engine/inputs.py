@@ -3,7 +3,10 @@
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypeAlias, TypeGuard
+
+import numpy as np
 
 from octavo.errors import RequestError, shown
 from octavo.sampling_params import SamplingParams
@@ -53,6 +56,8 @@ class TokenizedPrompt:
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many, as a list: a text, token ids or a mapping is one prompt."""
+    if isinstance(prompts, np.ndarray):  # of one prompt's token ids, or a row for each
+        prompts = prompts.tolist()
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence):
@@ -126,13 +131,15 @@ class Inputs:
                     f"prompt_token_ids are integers, got {shown(inner[0])}; a text goes under 'prompt'", "prompt"
                 )
             return self._tokenize(inner[0], add_special_tokens, max_tokens)
+        if isinstance(prompt, np.ndarray):
+            prompt = prompt.tolist()
         if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise RequestError(f"a prompt is a text, token ids or a mapping, got {type(prompt).__name__}", "prompt")
         if not prompt:
             raise RequestError("the prompt has no tokens; at least one is needed", "prompt")
         given: list[Any] = list(prompt)
         self._check_ids(given, "prompt")
-        return TokenizedPrompt(given)
+        return TokenizedPrompt(list(map(int, given)))
 
     def complete(self, params: SamplingParams) -> SamplingParams:
         """The parameters with a seed and the ids of bad words, checked against the vocabulary."""
@@ -160,4 +167,4 @@ class Inputs:
 
 
 def _is_id(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -23,6 +24,7 @@ from octavo.executor.base import Executor
 from octavo.model.sentence import own_pooling
 from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
+from octavo.scheduler.messages import RequestUpdate
 from octavo.scheduler.request import Request
 from octavo.text.tokenizer import Tokenizer
 
@@ -74,6 +76,7 @@ class LLM:
         self._request_ids = itertools.count()
         self._lock = threading.Lock()  # over the engine and what follows
         self._news: dict[str, Output] = {}  # outputs that whoever asked has not taken yet
+        self._updates: deque[RequestUpdate] = deque()  # of a step, that are still to be taken
         self._abandoned: list[str] = []  # requests that nobody waits for any more
         self._is_closed = False
 
@@ -347,7 +350,7 @@ class LLM:
             with self._lock:
                 ready = [request_id for request_id in self._news if request_id in left]
                 if not ready:
-                    if not self._engine.has_work:  # a fault of ours, and better said than waited for
+                    if not (self._engine.has_work or self._updates):  # a fault of ours, and better said than waited for
                         raise RuntimeError(f"requests {', '.join(sorted(left))} are gone and never ended")
                     self._step()
                 outputs = [self._news.pop(request_id) for request_id in ready]
@@ -358,17 +361,31 @@ class LLM:
 
     def _step(self) -> None:
         self._drop_abandoned()
-        for update in self._engine.step():
-            try:
-                output, stopped = self._outputs.take(update)
-            except Exception as error:  # a fault of ours in one request's text is no reason to end the others
-                logger.exception("the output of request %s failed", update.request_id)
-                self._engine.abort([update.request_id])
-                output, stopped = self._outputs.fail(update.request_id, f"its output failed: {error}"[:500]), []
-            for index in stopped:
-                self._engine.finish_sample(update.request_id, index)
-            if output is not None and update.has_output:
-                self._news[output.request_id] = output
+        if not self._updates:
+            self._updates.extend(self._engine.step())
+        while self._updates:
+            self._take(self._updates.popleft())
+
+    def _take(self, update: RequestUpdate) -> None:
+        try:
+            output, stopped = self._outputs.take(update)
+        except Exception as error:  # a fault of ours in one request's text is no reason to end the others
+            logger.exception("the output of request %s failed", update.request_id)
+            self._fail(update, str(error))
+            return
+        except BaseException:  # Ctrl-C: nobody knows how much of the update is in the output
+            self._fail(update, "it was interrupted")
+            raise
+        for index in stopped:
+            self._engine.finish_sample(update.request_id, index)
+        if output is not None and update.has_output:
+            self._news[output.request_id] = output
+
+    def _fail(self, update: RequestUpdate, reason: str) -> None:
+        self._engine.abort([update.request_id])
+        output = self._outputs.fail(update.request_id, f"its output failed: {reason}"[:500])
+        if output is not None:
+            self._news[output.request_id] = output
 
     def _leave(self, request_ids: Collection[str]) -> None:
         """Nobody waits for these any more: end those that have not ended.

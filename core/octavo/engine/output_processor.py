@@ -1,11 +1,12 @@
 """The front's half of a request: tokens become text, stop strings end it, outputs are put together."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from octavo.engine.inputs import TokenizedPrompt
-from octavo.engine.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
+from octavo.engine.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import RequestUpdate, SampleUpdate, TokenLogprobs
 from octavo.text.detokenizer import Detokenizer
@@ -93,9 +94,22 @@ class _Sample:
 
 @dataclass
 class _FrontRequest:
-    prompt: TokenizedPrompt
     samples: list[_Sample]
     output: RequestOutput
+    metrics: RequestMetrics
+
+    def note(self, update: RequestUpdate) -> None:
+        """Keep the times that callers ask for."""
+        metrics = self.metrics
+        for event in update.events:
+            if event.name == "admitted" and metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = event.time
+        if update.samples:
+            metrics.last_token_time = now = time.time()
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
+        if update.is_finished:
+            metrics.finished_time = time.time()
 
 
 class OutputProcessor:
@@ -113,9 +127,10 @@ class OutputProcessor:
         """Begin a request."""
         samples = [_Sample(i, prompt, params, self._tokenizer) for i in range(params.n)]
         output = RequestOutput(request_id, prompt.text, prompt.token_ids, [sample.output for sample in samples])
+        output.metrics = metrics = RequestMetrics(time.time())
         if params.prompt_logprobs is not None:
             output.prompt_logprobs = [None]
-        self._requests[request_id] = _FrontRequest(prompt, samples, output)
+        self._requests[request_id] = _FrontRequest(samples, output, metrics)
 
     def add_embedding(self, request_id: str, prompt: TokenizedPrompt) -> None:
         """Begin a request for an embedding."""
@@ -137,6 +152,7 @@ class OutputProcessor:
         output = request.output
         output.num_cached_tokens = update.num_cached_tokens
         output.error = update.error
+        request.note(update)
         if output.prompt_logprobs is not None:
             output.prompt_logprobs.extend(_alternatives(lp, self._tokenizer) for lp in update.prompt_logprobs)
         stopped, has_ended = [], update.is_finished

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["CompletionOutput", "EmbeddingOutput", "Logprob", "RequestOutput"]
+__all__ = ["CompletionOutput", "EmbeddingOutput", "Logprob", "RequestMetrics", "RequestOutput"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,34 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
+    def finished(self) -> bool:
+        """Whether it has its finish reason."""
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestMetrics:
+    """When what happened to a request, in seconds since the epoch; None: it has not (yet). Names are vLLM's.
+
+    Attributes:
+        arrival_time: it was queued.
+        first_scheduled_time: it was admitted to run.
+        first_token_time, last_token_time: it gained its first token, its newest.
+        finished_time: it ended.
+
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+
+    @property
+    def time_in_queue(self) -> float | None:
+        """Seconds from arrival to admission."""
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
+
 
 @dataclass
 class RequestOutput:
@@ -61,6 +89,8 @@ class RequestOutput:
         finished: whether every sample has its finish reason.
         num_cached_tokens: prompt tokens that the prefix cache served.
         error: why it failed; the other requests of the call are untouched.
+        metrics: when what happened; None where it was refused.
+        lora_request: None: no adapters are served. Here because callers of vLLM read it.
 
     """
 
@@ -72,6 +102,8 @@ class RequestOutput:
     finished: bool = False
     num_cached_tokens: int = 0
     error: str | None = None
+    metrics: RequestMetrics | None = None
+    lora_request: None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -111,3 +143,8 @@ class EmbeddingOutput:
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_token_ids)
+
+    @property
+    def outputs(self) -> "EmbeddingOutput":
+        """Itself, so that `output.outputs.embedding` is found where vLLM's users look for it."""
+        return self

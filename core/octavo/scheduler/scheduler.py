@@ -179,6 +179,11 @@ class Scheduler:
         for request in self._undo_step("interrupted"):
             self.roster.preempt(request, "a step was interrupted", swap=False)
 
+    def forget_before(self, other: "Scheduler") -> None:
+        """Follow one that was cut off within its own work: whatever the executor has of it is to go, counts go on."""
+        vars(self.stats).update(vars(other.stats))
+        self.roster.removed.extend(range(next(other._seq_ids)))
+
     def take_updates(self) -> list[RequestUpdate]:
         """What the front has not heard yet."""
         return self._updates.take()
