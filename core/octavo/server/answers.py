@@ -102,7 +102,8 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
         service: that serves it.
         body: the request.
         params: of its samples.
-        prompts: each has n choices.
+        prompts: what they follow.
+        choices: n for each prompt, of which nothing was told.
         caller: whose it is.
         names: see `Answer`.
         kind: what the answer calls itself.
@@ -115,6 +116,7 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
         body: Body,
         params: SamplingParams,
         prompts: Sequence[TokenizedPrompt],
+        choices: Sequence[Sequence[AnyChoice]],
         caller: Caller,
         names: Mapping[str, str],
         kind: str,
@@ -125,14 +127,8 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
         self._body = body
         self._params = params
         self._prompts = prompts
-        self._choices = [
-            [self._choice(place, place * params.n + i) for i in range(params.n)] for place in range(len(prompts))
-        ]
+        self._choices = choices
         self._head = {"id": caller.request_id, "object": kind, "created": caller.created, "model": service.model}
-
-    @abstractmethod
-    def _choice(self, place: int, index: int) -> AnyChoice:
-        """A choice of the prompt at this place, of which nothing was told."""
 
     @abstractmethod
     def _whole_choice(
@@ -144,7 +140,7 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
     def _pieces(
         self, place: int, choice: AnyChoice, output: RequestOutput, sample: CompletionOutput
     ) -> Iterable[dict[str, Any]]:
-        """What a choice gained since it was last told; none, where that is nothing to tell."""
+        """What a choice gained since it was last told; none where there is nothing to tell."""
 
     def _rest(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """What else the whole answer has."""

@@ -138,10 +138,10 @@ class _Chat(ChunkedAnswer[ChatRequest, _Choice]):
         turns: Turns,
         caller: Caller,
     ) -> None:
-        self._turns = turns
+        choices = [[_Choice(i, turn=None if turns.is_plain else turns.begin()) for i in range(params.n)]]
         names = {**form_names(body), **turns.forms}
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        super().__init__(service, body, params, [prompt], caller, names, kind)
+        super().__init__(service, body, params, [prompt], choices, caller, names, kind)
         self._tells_reasoning = body.include_reasoning is not False
         self._echo = _last_words(body) if body.echo else ""
         self._logprobs: ChatLogprobs | None = None
@@ -151,9 +151,6 @@ class _Chat(ChunkedAnswer[ChatRequest, _Choice]):
                 body.top_logprobs or 0,
                 as_token_ids=bool(body.return_tokens_as_token_ids),
             )
-
-    def _choice(self, place: int, index: int) -> _Choice:
-        return _Choice(index, turn=None if self._turns.is_plain else self._turns.begin())
 
     def _rest(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         [output] = outputs

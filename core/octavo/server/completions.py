@@ -101,6 +101,19 @@ class _Choice(Choice):
     logprobs: CompletionLogprobs | None = None
 
 
+def _logprobs_of(
+    service: Service, body: CompletionRequest, params: SamplingParams, prompt: TokenizedPrompt
+) -> CompletionLogprobs | None:
+    if body.logprobs is None:
+        return None
+    return CompletionLogprobs(
+        service.engine.tokenizer,
+        [] if body.echo else prompt.token_ids,
+        skip_special_tokens=params.skip_special_tokens,
+        as_token_ids=bool(body.return_tokens_as_token_ids),
+    )
+
+
 class _Completion(ChunkedAnswer[CompletionRequest, _Choice]):
     """One request under way: its prompts, and what its answer is made of."""
 
@@ -113,19 +126,12 @@ class _Completion(ChunkedAnswer[CompletionRequest, _Choice]):
         texts: Sequence[str],
         caller: Caller,
     ) -> None:
-        super().__init__(service, body, params, prompts, caller, form_names(body), "text_completion")
+        choices = [
+            [_Choice(i * params.n + j, logprobs=_logprobs_of(service, body, params, prompt)) for j in range(params.n)]
+            for i, prompt in enumerate(prompts)
+        ]
+        super().__init__(service, body, params, prompts, choices, caller, form_names(body), "text_completion")
         self._texts = texts
-
-    def _choice(self, place: int, index: int) -> _Choice:
-        if self._body.logprobs is None:
-            return _Choice(index)
-        logprobs = CompletionLogprobs(
-            self._service.engine.tokenizer,
-            [] if self._body.echo else self._prompts[place].token_ids,
-            skip_special_tokens=self._params.skip_special_tokens,
-            as_token_ids=bool(self._body.return_tokens_as_token_ids),
-        )
-        return _Choice(index, logprobs=logprobs)
 
     def _whole_choice(
         self, place: int, choice: _Choice, output: RequestOutput, sample: CompletionOutput
