@@ -1,5 +1,6 @@
 """A tiny model through the engine, its tokens held to transformers': cached, in chunks, batched, preempted."""
 
+import re
 from pathlib import Path
 
 from octavo import LLM
@@ -34,7 +35,7 @@ def check_through_engine(case: Tiny, folder: Path, *, model_impl: str, vocabular
         return [output.num_cached_tokens for output in outputs]
 
     with LLM(folder, model_impl=model_impl, num_blocks_override=64, **settings) as llm:
-        assert program in llm.executor.facts()["program"]
+        assert re.match(program, llm.executor.facts()["program"])
         run(llm, prompts[0])
         assert run(llm, prompts[3], prompts[0]) == [24, 40]
         assert run(llm, *prompts[1:3]) == [0, 0]

@@ -128,6 +128,7 @@ class CompileRequest:
         attention: the spec of each KV group; the caches come later, through `Program.bind`.
         max_tokens, max_rows: the largest step.
         shard: the part of the model that the program is for.
+        max_model_len: positions run from 0 to max_model_len - 1.
 
     """
 
@@ -138,6 +139,7 @@ class CompileRequest:
     max_tokens: int
     max_rows: int
     shard: Shard = Shard()
+    max_model_len: int = 0
 
 
 class Platform(ABC):

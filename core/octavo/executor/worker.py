@@ -1,9 +1,11 @@
 """A worker: one device with its platform, program, KV caches and runner."""
 
+import ctypes
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -91,6 +93,7 @@ class Worker:
         ops = portable_ops(registry, platform, config.platform.platform)
         resolver = OpResolver(platform, ops, config.platform.strict_ops)
         loaded = _load(config, description, platform, resolver, progress)
+        _return_freed_memory()
         resolver.freeze()
         self.manifest: Manifest = resolver.manifest
         self._log_manifest()
@@ -171,6 +174,13 @@ class Worker:
             logger.info("%s: %s (%s)%s", row.call, row.provider, row.tier, passed_over)
 
 
+def _return_freed_memory() -> None:
+    """What loading took for a while goes back to the system; the C library would keep much of it."""
+    gc.collect()
+    with suppress(AttributeError, OSError, TypeError):  # not every C library has such a call
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _load(
     config: EngineConfig, description: ModelDescription, platform: Platform, resolver: OpResolver, progress: bool
 ) -> _Loaded:
@@ -223,6 +233,7 @@ def _load_native(
         attention=[group.spec for group in groups],
         max_tokens=_settled(config.scheduler.max_num_batched_tokens),
         max_rows=_num_choosing_rows(config) + MAX_PROMPT_LOGITS,
+        max_model_len=_settled(config.model.max_model_len),
     )
     program = _compiled(platform, request)
     kind = f"compiled by {platform.name}"
