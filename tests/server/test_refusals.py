@@ -327,10 +327,16 @@ def test_keys_open_all_but_the_probes(served: Served) -> None:
             {},
             {"authorization": "Bearer wrong"},
             {"authorization": "first"},
+            {"x-api-key": "wrong"},
         ):
             error = error_of(http.get("/v1/models", headers=headers), 401)
             assert error["type"] == "AuthenticationError"
-        for headers in ({"authorization": "Bearer first"}, {"authorization": b"bearer " + "second-ключ".encode()}):
+        good = (
+            {"authorization": "Bearer first"},
+            {"authorization": b"bearer " + "second-ключ".encode()},
+            {"x-api-key": "first"},
+        )
+        for headers in good:
             assert http.get("/v1/models", headers=headers).status_code == 200
         asked = {"origin": "http://page.example", "access-control-request-method": "POST"}
         allowed = http.options("/v1/chat/completions", headers=asked)
