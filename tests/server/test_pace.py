@@ -24,7 +24,7 @@ def test_a_probe_passes_a_crowd() -> None:
     tasks: set[asyncio.Task[None]] = set()
 
     def begin(paced: Paced, path: str) -> None:
-        tasks.add(asyncio.ensure_future(paced({"type": "http", "path": path}, None, None)))  # type: ignore[arg-type]
+        tasks.add(asyncio.ensure_future(paced({"type": "http", "method": "POST", "path": path}, None, None)))  # type: ignore[arg-type]
 
     asyncio.run(crowd())
     assert begun.index("/health") <= 3 * NUM_A_TURN
@@ -40,13 +40,13 @@ def test_one_that_is_cancelled_takes_no_turn() -> None:
 
     async def crowd() -> None:
         paced = Paced(app)
-        scopes = [{"type": "http", "path": f"/{i}"} for i in range(50)]
+        scopes = [{"type": "http", "method": "POST", "path": f"/{i}"} for i in range(50)]
         tasks = [asyncio.ensure_future(paced(scope, None, None)) for scope in scopes]  # type: ignore[arg-type]
         await asyncio.sleep(0)
         for task in tasks[1::2]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await paced({"type": "http", "path": "/last"}, None, None)  # type: ignore[arg-type]
+        await paced({"type": "http", "method": "POST", "path": "/last"}, None, None)  # type: ignore[arg-type]
 
     asyncio.run(crowd())
     assert begun[-1] == "/last"

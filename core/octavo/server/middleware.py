@@ -18,7 +18,7 @@ __all__ = ["OPEN_PATHS", "ApiKeys", "Paced", "RequestIds"]
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 OPEN_FOLDER = "/static/"  # of the page, which asks for a key and sends it with what it asks for
-NUM_A_TURN = 4  # requests that begin in one turn of the event loop: some milliseconds of work
+NUM_A_TURN = 2  # requests that begin in one turn of the event loop: some milliseconds of work
 REQUEST_ID = re.compile(r"[\x20-\x7e]{1,256}")
 
 
@@ -80,7 +80,7 @@ class RequestIds:
 
 
 class Paced:
-    """Lets requests begin a few at a time, in their order, so that thousands at once keep no probe waiting.
+    """Lets what is POSTed begin a few at a time, in its order, so that thousands at once keep no probe waiting.
 
     The event loop serves in turn whatever is ready. A request costs it a millisecond or so before it waits for the
     engine, so 2,000 that came together would make every other answer wait for seconds.
@@ -93,7 +93,7 @@ class Paced:
         self._num_begun = 0  # in this turn
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] not in OPEN_PATHS:
             await self._turn()
         await self._app(scope, receive, send)
 
