@@ -162,6 +162,24 @@ def test_the_command_serves_and_drains(command: Command) -> None:
     assert command.process.wait(30) == 0, command.text
 
 
+def test_requests_that_outlast_the_drain_are_told_so(tiny_folder: Path) -> None:
+    command = Command(tiny_folder, "--drain-seconds=0")
+    try:
+        url = command.wait_for(r"ready on (http://\S+)")
+        with httpx.Client(base_url=url, timeout=60) as http:
+            with http.stream("POST", PATH, json={**LONG, "n": 4, "temperature": 1, "stream": True}) as answer:
+                lines = answer.iter_lines()
+                assert next(lines).startswith("data: {")
+                command.process.send_signal(signal.SIGTERM)
+                *_, last = [line for line in lines if line]
+            error = json.loads(last.removeprefix("data: "))["error"]
+            assert (error["code"], error["message"]) == (503, "the engine was stopped")
+        assert command.process.wait(30) == 0, command.text
+        assert "ending: 1 requests are cut off" in command.text
+    finally:
+        command.close()
+
+
 def test_the_command_ends_when_the_engine_is_gone_for_good(command: Command) -> None:
     url = command.wait_for(r"ready on (http://\S+)")
     headers = {"authorization": "Bearer key-1"}

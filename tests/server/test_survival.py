@@ -213,3 +213,18 @@ def test_a_token_that_kills_the_engine_fails_its_request_alone(cursed: Served) -
         check_same([one.result() for one in asked], expected)
         assert cursed.engine.num_restarts == 2
         cursed.wait_until(cursed.is_idle)
+        _check_that_it_can_be_gone_for_good(cursed, http)
+
+
+def _check_that_it_can_be_gone_for_good(served: Served, http: httpx.Client) -> None:
+    for number in range(3):
+        assert http.get("/health").status_code == 200
+        os.kill(served.engine.pid, signal.SIGKILL)
+        served.wait_until(lambda: served.engine.state != "ready")
+        states = {response.json()["status"] for response in [http.get("/health")] if response.status_code == 503}
+        assert states == {"restarting" if number < 2 else "dead"}
+        if number < 2:
+            served.call(served.engine.wait_ready())
+    refused = http.post(COMPLETIONS, json={"prompt": "a"})
+    assert refused.status_code == 503
+    assert "retry-after" not in refused.headers
