@@ -15,6 +15,7 @@ from octavo_cpu.structures import AttentionGeometry
 
 __all__ = ["NativeAttention", "NativeCache", "geometry_of"]
 
+KV_DTYPES = DTYPES | {torch.int8: 3}
 CHUNK = 128  # KV positions that the kernel reduces as one (kChunk)
 MAX_HEAD_SIZE = 1024
 _PAGE = 4096
@@ -52,9 +53,12 @@ class NativeAttention(AttentionBackend):
     def supports(self, spec: AttentionSpec) -> Support:
         """Whatever the head ratio, window, soft cap and sinks."""
         reasons = []
-        for what, dtype in (("dtype", spec.dtype), ("KV dtype", spec.kv_dtype)):
-            if dtype not in DTYPES:
-                reasons.append(f"{what} {dtype}, built for float32, bfloat16, float16")
+        if spec.dtype not in DTYPES:
+            reasons.append(f"dtype {spec.dtype}, built for float32, bfloat16, float16")
+        if spec.kv_dtype not in KV_DTYPES:
+            reasons.append(f"KV dtype {spec.kv_dtype}, built for float32, bfloat16, float16, int8")
+        if spec.latent and spec.kv_dtype == torch.int8:
+            reasons.append("a latent cache is not stored in int8 (setting: kv_cache_dtype)")
         if max(spec.head_size, spec.value_size) > MAX_HEAD_SIZE:
             reasons.append(f"head size {max(spec.head_size, spec.value_size)}, built for up to {MAX_HEAD_SIZE}")
         if spec.block_size < 8 or (CHUNK % spec.block_size and spec.block_size % CHUNK):
@@ -209,7 +213,7 @@ def geometry_of(spec: AttentionSpec) -> AttentionGeometry:
         value_size=spec.value_size,
         block_size=spec.block_size,
         dtype=DTYPES[spec.dtype],
-        kv_dtype=DTYPES[spec.kv_dtype],
+        kv_dtype=KV_DTYPES[spec.kv_dtype],
         latent=int(spec.latent),
         scale=spec.scale,
         softcap=spec.softcap or 0.0,

@@ -10,7 +10,7 @@ from octavo_cpu.memory import zeros
 from octavo_cpu.native import DTYPES, NativeLibrary
 from octavo_cpu.structures import MatrixStruct
 
-__all__ = ["PRODUCTS", "WEIGHT_FORMATS", "PackedMatrix", "pack"]
+__all__ = ["PRODUCTS", "WEIGHT_FORMATS", "PackedMatrix", "pack", "packed_bytes"]
 
 WEIGHT_FORMATS = ("int8", "int4")  # beside dense
 _INT8, _INT4, _INT4_MIN = 2, 3, 4
@@ -44,6 +44,12 @@ class PackedMatrix:
         return next((dtype for dtype, known in _FORMATS.items() if known == self.struct.format), torch.int8)
 
 
+def packed_bytes(library: NativeLibrary, weight: Weight, dtype: torch.dtype, *, gated: bool = False) -> int:
+    """Bytes that `pack` needs for a matrix, a multiple of 64."""
+    struct = _struct(weight, dtype, gated)
+    return -(-library.packed_bytes(ctypes.addressof(struct)) // 64) * 64
+
+
 def pack(
     library: NativeLibrary,
     weight: Weight,
@@ -51,6 +57,7 @@ def pack(
     *,
     bias: torch.Tensor | None = None,
     gated: bool = False,
+    memory: torch.Tensor | None = None,
 ) -> PackedMatrix:
     """Pack a matrix [N, K].
 
@@ -60,20 +67,16 @@ def pack(
         dtype: float32 or bfloat16: what a dense one is stored in.
         bias: [N], or None.
         gated: its rows are those of a gate and as many of what the gate multiplies.
+        memory: uint8 [packed_bytes], aligned to 64 bytes, for the result; None: of its own.
 
     """
     bias = None if bias is None else bias.float().contiguous()
-    num_rows, num_columns = weight.shape
-    struct = MatrixStruct(rows=num_rows, cols=num_columns, gated=int(gated))
+    struct = _struct(weight, dtype, gated)
     if bias is not None:
         struct.bias = bias.data_ptr()
-    if isinstance(weight, QuantizedWeight):
-        struct.format = _INT8 if weight.bits == 8 else _INT4 if weight.mins is None else _INT4_MIN
-        struct.cols = weight.scales.shape[1] * 32
-    else:
-        struct.format = _FORMATS[dtype]
+    if memory is None:
+        memory = zeros(packed_bytes(library, weight, dtype, gated=gated), torch.uint8)
     address = ctypes.addressof(struct)
-    memory = zeros(library.packed_bytes(address), torch.uint8)
     if isinstance(weight, QuantizedWeight):
         mins = None if weight.mins is None else weight.mins.data_ptr()
         tensors = weight.codes.data_ptr(), weight.scales.data_ptr(), mins
@@ -81,7 +84,16 @@ def pack(
     else:
         weight = weight.contiguous()
         status = library.pack_dense(memory.data_ptr(), address, weight.data_ptr(), DTYPES[weight.dtype])
-    library.check(status, f"packing a matrix {[num_rows, num_columns]}")
-    struct.cols = num_columns
+    library.check(status, f"packing a matrix {list(weight.shape)}")
+    struct.cols = weight.shape[1]
     struct.data = memory.data_ptr()
     return PackedMatrix(struct, memory, bias)
+
+
+def _struct(weight: Weight, dtype: torch.dtype, gated: bool) -> MatrixStruct:
+    """Of a matrix that is to be packed; codes have whole groups of columns."""
+    num_rows, num_columns = weight.shape
+    if not isinstance(weight, QuantizedWeight):
+        return MatrixStruct(rows=num_rows, cols=num_columns, format=_FORMATS[dtype], gated=int(gated))
+    format_id = _INT8 if weight.bits == 8 else _INT4 if weight.mins is None else _INT4_MIN
+    return MatrixStruct(rows=num_rows, cols=weight.scales.shape[1] * 32, format=format_id, gated=int(gated))

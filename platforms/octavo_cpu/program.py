@@ -16,6 +16,7 @@ from octavo.contract import (
     AttentionBatch,
     AttentionSpec,
     CompileRequest,
+    DecoderSpec,
     KVCache,
     Layer,
     Mlp,
@@ -32,7 +33,7 @@ from octavo.contract import (
 from octavo.contract.rope import rope_table
 from octavo.contract.row_outputs import row_outputs
 from octavo_cpu.attention import NativeAttention, NativeCache, geometry_of
-from octavo_cpu.matrix import PackedMatrix, pack
+from octavo_cpu.matrix import PackedMatrix, pack, packed_bytes
 from octavo_cpu.memory import zeros
 from octavo_cpu.native import DTYPES, NativeLibrary
 from octavo_cpu.ops import ACTIVATIONS, GATED_ACTIVATIONS
@@ -234,6 +235,7 @@ class _Builder:
     def decoder(self) -> DecoderStruct:
         """The whole of it."""
         spec = self._request.spec
+        self._pack()
         counts = [0] * len(self._request.attention)
         for i, layer in enumerate(spec.layers):
             group = _group_of(layer, self._request.attention)
@@ -287,7 +289,7 @@ class _Builder:
             struct.qk_norm_over = _QK_NORMS[attn.qk_norm.over]
         struct.qkv = self._matrix(f"{at}.attn.qkv")
         struct.o = self._matrix(f"{at}.attn.o")
-        struct.up = self._matrix(f"{at}.mlp.up", gated=mlp.gated)
+        struct.up = self._matrix(f"{at}.mlp.up")
         struct.down = self._matrix(f"{at}.mlp.down")
         if attn.rope:
             struct.cos_sin = self._rope(attn.rope).data_ptr()
@@ -302,11 +304,19 @@ class _Builder:
         struct.residual = _RESIDUALS[layer.residual]
         struct.residual_scale = layer.residual_scale
 
-    def _matrix(self, slot: str, *, gated: bool = False) -> MatrixStruct:
-        if slot not in self._matrices:
+    def _pack(self) -> None:
+        """All matrices into one piece of memory, in the order in which a step reads them."""
+        library, dtype = self._library, self._request.dtype
+        order = dict(_matrices(self._request.spec))
+        sizes = [packed_bytes(library, self._weights[slot], dtype, gated=gated) for slot, gated in order.items()]
+        parts = torch.split(zeros(sum(sizes), torch.uint8), sizes)
+        for (slot, gated), part in zip(order.items(), parts, strict=True):
             bias = self._weights.get(f"{slot}.bias")
             bias = None if bias is None else _dense(bias)
-            self._matrices[slot] = pack(self._library, self._weights[slot], self._request.dtype, bias=bias, gated=gated)
+            matrix = pack(library, self._weights[slot], dtype, bias=bias, gated=gated, memory=part)
+            self._matrices[slot] = matrix
+
+    def _matrix(self, slot: str) -> MatrixStruct:
         return self._matrices[slot].struct
 
     def _norm(self, slot: str, norm: Norm | None) -> NormStruct:
@@ -330,6 +340,17 @@ class _Builder:
     def _kept(self, value: T) -> T:
         self.keep.append(value)
         return value
+
+
+def _matrices(spec: DecoderSpec) -> Iterator[tuple[str, bool]]:
+    """The slots of a decoder's matrices, and whether their rows are those of a gate and what it multiplies."""
+    for i, layer in enumerate(spec.layers):
+        assert isinstance(layer.mlp, Mlp)
+        for name in ("attn.qkv", "attn.o", "mlp.up", "mlp.down"):
+            yield f"layers.{i}.{name}", name == "mlp.up" and layer.mlp.gated
+    yield "embedding", False
+    if not spec.tied_embeddings:
+        yield "head", False
 
 
 def _dense(weight: Weight) -> torch.Tensor:
