@@ -10,7 +10,7 @@ import torch
 
 from octavo.cli.bench.workload import Length, Shape, make_requests
 from octavo.cli.main import main
-from octavo.contract import Probe
+from octavo.contract import Probe, ProgramCosts
 from octavo_cpu.platform import CpuPlatform
 
 SMALL = ["--dtype", "float32", "--num-threads", "1", "--block-size", "16", "--num-blocks-override", "64"]
@@ -29,7 +29,7 @@ def medians(variant: Any) -> dict[str, float]:
 
 @pytest.fixture
 def probed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A platform that measures its limits; the sizes that it was asked for."""
+    """A platform that measures its limits and leaves counting to core; the sizes that it was asked for."""
     asked: list[int] = []
 
     def probe(self: CpuPlatform, num_bytes: int) -> Probe:
@@ -37,6 +37,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return PROBE
 
     monkeypatch.setattr(CpuPlatform, "probe", probe)
+    monkeypatch.setattr(CpuPlatform, "costs", lambda self, program: None)
     return asked
 
 
@@ -71,6 +72,18 @@ def test_the_limit_is_the_work_at_the_probed_rates(tiny_folder: Path, tmp_path: 
     for i, milliseconds in enumerate(figures["first_token"]["values"]):
         limit = max(costs["bytes"][i], costs["operations"][i]) / 1e9
         assert figures["first_token_share"]["values"][i] == pytest.approx(100 * limit / (milliseconds / 1e3))
+
+
+def test_the_platform_knows_better_what_its_program_reads(
+    tiny_folder: Path, tmp_path: Path, probed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ProgramCosts(10**6, 10**5, torch.float32, torch.float32, torch.float32)
+    monkeypatch.setattr(CpuPlatform, "costs", lambda self, program: told)
+    found = bench(tiny_folder, tmp_path / "out.json", "latency", "--input-len", "9", "--output-len", "1")
+    costs = found["variants"][0]["costs"]
+    assert (costs["told_by"], costs["layer_bytes"], costs["head_bytes"]) == ("the platform", 10**6, 10**5)
+    assert probed == [1_100_000] * 5
+    assert all(1_100_000 < num_bytes < 1_200_000 for num_bytes in costs["bytes"])  # and some keys and values
 
 
 def test_without_a_probe_it_says_so(
