@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "isa.h"
+#include "kernels/layout.h"
 #include "pool.h"
 
 namespace octavo {
@@ -14,12 +15,12 @@ namespace {
 // Below so many elements (or multiply-adds) of work a second thread is not worth waking.
 constexpr int64_t kGrainElements = 32 * 1024;
 constexpr int64_t kGrainProducts = 256 * 1024;
+constexpr int64_t kRangesPerThread = 12;  // so many that one thread's delay is made up for by the others
 
-bool known(int dtype) { return dtype >= OCTAVO_FLOAT32 && dtype <= OCTAVO_FLOAT16; }
-
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-int64_t value_stride(const octavo_attention& g) { return round_up(g.latent ? g.head_size : g.value_size, kValueAlign); }
+bool known_dtypes(const octavo_attention& g) {
+    const auto floating = [](int dtype) { return dtype >= OCTAVO_FLOAT32 && dtype <= OCTAVO_FLOAT16; };
+    return floating(g.dtype) && (floating(g.kv_dtype) || (g.kv_dtype == OCTAVO_INT8 && !g.latent));
+}
 
 bool sound_geometry(const octavo_attention& g) {
     const bool blocks = g.block_size >= 8 && (kChunk % g.block_size == 0 || g.block_size % kChunk == 0);
@@ -29,32 +30,34 @@ bool sound_geometry(const octavo_attention& g) {
     return blocks && heads && sizes && latent && g.window >= 0 && g.num_blocks >= 0;
 }
 
-// Tiles of a step, long ones first within a row, and about how many products they take.
+// Tiles of a step and about how many products they take. Those of one KV head stand together, so that its keys and
+// values stay near, long ones first.
 int64_t cut_tiles(const octavo_attention& g, std::vector<Tile>& tiles) {
     const int group = g.num_heads / g.num_kv_heads;
     const int head_tiles = (group + kTileRows - 1) / kTileRows;
     const int heads = (group + head_tiles - 1) / head_tiles;
+    const int parts = (group + heads - 1) / heads;
     const int tokens = std::max(1, kTileRows / heads);
     int64_t products = 0;
     for (int row = 0; row < g.num_rows; ++row) {
         const int length = g.query_start_loc[row + 1] - g.query_start_loc[row];
         if (length == 0) continue;
         const int before = g.seq_lens[row] - length;
-        for (int token = (length - 1) / tokens * tokens; token >= 0; token -= tokens) {
-            const int count = std::min(tokens, length - token);
-            const int first_position = before + token, last_position = first_position + count - 1;
-            const int first_seen = g.window > 0 ? std::max(0, first_position + 1 - g.window) : 0;
-            const int first_chunk = first_seen / kChunk, last_chunk = last_position / kChunk;
-            products += int64_t(count) * (last_position + 1 - first_seen);
-            for (int kv_head = 0; kv_head < g.num_kv_heads; ++kv_head) {
-                for (int head = 0; head < group; head += heads) {
-                    tiles.push_back({row, kv_head, head, std::min(heads, group - head), token, count, first_chunk,
-                                     last_chunk - first_chunk + 1});
-                }
+        for (int i = 0; i < g.num_kv_heads * parts; ++i) {
+            const int kv_head = i / parts, head = i % parts * heads;
+            const int num_heads = std::min(heads, group - head);
+            for (int token = (length - 1) / tokens * tokens; token >= 0; token -= tokens) {
+                const int count = std::min(tokens, length - token);
+                const int first_position = before + token, last_position = first_position + count - 1;
+                const int first_seen = g.window > 0 ? std::max(0, first_position + 1 - g.window) : 0;
+                const int first_chunk = first_seen / kChunk, last_chunk = last_position / kChunk;
+                products += int64_t(count) * num_heads * (last_position + 1 - first_seen);
+                tiles.push_back({row, kv_head, head, num_heads, token, count, first_chunk,
+                                 last_chunk - first_chunk + 1});
             }
         }
     }
-    return products * g.num_heads * (g.head_size + g.value_size);
+    return products * (g.head_size + g.value_size);
 }
 
 // The caller's lists, kept between calls.
@@ -81,7 +84,7 @@ int run_in_scratch(void (*step)(const Attend&, float*, int64_t, int64_t), const 
 
 int attend_split(const Kernels& k, Attend& a, WorkLists& lists, int64_t scratch_bytes, int64_t piece_grain) {
     const octavo_attention& g = *a.geometry;
-    const int64_t floats_per_row = round_up(g.value_size, kValueAlign) + 2;
+    const int64_t floats_per_row = rounded_up(g.value_size, kValueAlign) + 2;
     int64_t offset = 0;
     lists.pieces.clear();
     lists.first_pieces.clear();
@@ -120,19 +123,20 @@ int attend_step(Attend& a) {
     if (split) {
         return attend_split(k, a, lists, scratch_bytes, std::max<int64_t>(1, num_pieces * kGrainProducts / products));
     }
-    const int64_t grain = std::max<int64_t>(1, num_tiles * kGrainProducts / std::max<int64_t>(1, products));
+    // Within a range a tile fetches what the next one reads first, so ranges are as long as balance allows.
+    const int64_t share = num_tiles / (kRangesPerThread * num_threads());
+    const int64_t grain = std::max({int64_t(1), share, num_tiles * kGrainProducts / std::max<int64_t>(1, products)});
     return run_in_scratch(k.attend_tiles, a, scratch_bytes, num_tiles, grain);
 }
 
 }  // namespace
 
 int64_t block_elements(const octavo_attention& g) {
-    const int64_t key = g.latent ? 0 : int64_t(g.head_size) * g.block_size;
-    return g.num_kv_heads * (key + value_stride(g) * g.block_size);
+    return g.num_kv_heads * head_elements(g);
 }
 
 int check_batch(const octavo_attention& g) {
-    if (!known(g.dtype) || !known(g.kv_dtype)) return OCTAVO_BAD_DTYPE;
+    if (!known_dtypes(g)) return OCTAVO_BAD_DTYPE;
     if (!sound_geometry(g) || g.num_rows < 0) return OCTAVO_OUT_OF_RANGE;
     if (g.num_rows > 0 && g.query_start_loc[0] < 0) return OCTAVO_OUT_OF_RANGE;
     for (int row = 0; row < g.num_rows; ++row) {

@@ -78,9 +78,8 @@ OCTAVO_API int octavo_activation_apply(void* out, const void* x, int64_t size, i
 OCTAVO_API int octavo_act_and_mul(void* out, const void* x, int64_t rows, int64_t width, int64_t x_stride,
                                   int activation, int dtype);
 
-// Geometry of a group of layers and of one step. A layer's cache is [num_blocks][num_kv_heads][K | V], of
-// kv_dtype: K is [head_size][block_size], V is [block_size][value_size rounded up to 16]. A latent cache
-// holds [num_blocks][block_size][head_size rounded up to 16] and nothing else.
+// Geometry of a group of layers and of one step. A layer's cache is [num_blocks][num_kv_heads][keys | values | scales],
+// as kernels/layout.h says; int8 (not where latent) has a float scale a token and KV head, of keys and of values.
 typedef struct octavo_attention {
     int32_t num_heads, num_kv_heads, head_size, value_size, block_size;
     int32_t dtype, kv_dtype, latent;

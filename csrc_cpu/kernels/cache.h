@@ -1,21 +1,47 @@
-// The cache's blocks: where they lie, how a chunk is unpacked from them, and how tokens are written.
+// Reading the cache: where a chunk's blocks lie, its panels in floats, and fetching what comes next.
 #pragma once
 
-#include "products.h"
+#include "layout.h"
 #include "simd.h"
-#include "table.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 
-OCTAVO_INLINE int64_t value_stride(const octavo_attention& g) {
-    return round_up(g.latent ? g.head_size : g.value_size, kValueAlign);
+struct Int8 {
+    int8_t bits;
+};
+
+// Where an instruction set has products of pairs and of fours.
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define OCTAVO_PACKED_PRODUCTS
+#endif
+
+// Element `part` of each lane of the cache, P a lane, as floats.
+template <int P>
+OCTAVO_INLINE Floats load_part(const float* p, int) {
+    return load(p);
 }
-OCTAVO_INLINE int64_t key_elements(const octavo_attention& g) {
-    return g.latent ? 0 : int64_t(g.head_size) * g.block_size;
+template <int P>
+OCTAVO_INLINE Floats load_part(const Float16* p, int) {
+    return load(p);
 }
-OCTAVO_INLINE int64_t head_elements(const octavo_attention& g) {
-    return key_elements(g) + value_stride(g) * g.block_size;
+template <int P>
+OCTAVO_INLINE Floats load_part(const BFloat16* p, int part) {
+    if constexpr (P == 1) return load(p);
+    Words x;
+    std::memcpy(&x, p, sizeof x);
+    return (Floats)(x << (16 - 16 * part) & 0xffff0000u);
+}
+template <int P>
+OCTAVO_INLINE Floats load_part(const Int8* p, int part) {
+    Words x;
+    std::memcpy(&x, p, sizeof x);
+    const Ints number = (Ints)(x << (24 - 8 * part)) >> 24;
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtepi32_ps((__m512i)number);
+#else
+    return __builtin_convertvector(number, Floats);
+#endif
 }
 
 // What a tile's chunks have in common.
@@ -35,126 +61,167 @@ struct TileView {
           table(geometry.block_table + t.row * geometry.block_table_stride) {}
 
     int64_t token(int i) const { return int64_t(g.query_start_loc[tile.row]) + tile.first_token + i; }
+    int first_head() const { return tile.kv_head * (g.num_heads / g.num_kv_heads) + tile.first_head; }
+    int position(int row) const { return first_position + row / tile.num_heads; }
     int last_position() const { return first_position + tile.num_tokens - 1; }
     // The first position that the token at `position` sees.
     int first_seen(int position) const { return g.window > 0 ? larger(0, position + 1 - g.window) : 0; }
 };
 
-// A chunk's blocks as the cache holds them, and their unpacked forms.
-template <class T>
+// The positions of a chunk that a tile's rows see: begin + [first, last).
+struct ChunkRange {
+    int begin, first, last;
+
+    ChunkRange(const TileView& view, int chunk)
+        : begin(chunk * kChunk),
+          first(larger(0, view.first_seen(view.first_position) - begin)),
+          last(smaller(kChunk, view.last_position() + 1 - begin)) {}
+};
+
+// A chunk's blocks as the cache holds them, P elements a lane.
+template <class T, int P>
 struct ChunkBlocks {
-    // Keys of the chunk, its values, and keys of the next: the order in which they are read.
-    const T* regions[3 * (kChunk / 8)] = {};
-    int num_blocks;
-    const T* const* keys = regions;
-    const T* const* values;
+    // Of each block, at this chunk's part of it; null where no row sees any of it.
+    const T* keys[kChunk / 8] = {};
+    const T* values[kChunk / 8] = {};
+    const float* scales[kChunk / 8] = {};  // of keys; those of values are block_size further on
 
-    // Of positions [begin + first, begin + last); entries of the table before them may be
-    // stale and are not read.
-    ChunkBlocks(const Attend& a, const TileView& view, int begin, int first, int last) {
+    // Entries of the table before the range may be stale and are not read.
+    ChunkBlocks(const Attend& a, const TileView& view, const ChunkRange& range) {
         const octavo_attention& g = view.g;
-        const int home = begin / g.block_size, end = (begin + last - 1) / g.block_size + 1;
-        num_blocks = end - home;
-        values = regions + num_blocks;
-        const auto block = [&](int b) {
+        const int home = range.begin / g.block_size, end = (range.begin + range.last - 1) / g.block_size + 1;
+        for (int b = (range.begin + range.first) / g.block_size; b < end; ++b) {
             const int64_t index = int64_t(view.table[b]) * g.num_kv_heads + view.tile.kv_head;
-            return static_cast<const T*>(a.cache) + index * head_elements(g);
-        };
-        for (int b = (begin + first) / g.block_size; b < end; ++b) {
-            const T* key = block(b);
+            const T* key = static_cast<const T*>(a.cache) + index * head_elements(g);
             const T* value = key + key_elements(g);
-            // A block may be several chunks long: point at this chunk's part of it.
-            const int skipped = larger(0, begin - b * g.block_size);
-            regions[b - home] = key + (g.latent ? skipped * value_stride(g) : skipped);
-            regions[num_blocks + b - home] = value + skipped * value_stride(g);
-        }
-        const int last_block = view.last_position() / g.block_size;
-        for (int b = end; b <= smaller(last_block, end + ahead(g) - 1); ++b) {
-            regions[2 * num_blocks + b - end] = block(b);
+            const int skipped = larger(0, range.begin - b * g.block_size);  // a block may be several chunks long
+            keys[b - home] = key + (g.latent ? skipped * value_stride(g) : skipped * P);
+            values[b - home] = value + skipped * value_stride(g);
+            if constexpr (sizeof(T) == 1) {
+                scales[b - home] = reinterpret_cast<const float*>(value + value_elements(g)) + skipped;
+            }
         }
     }
 
-    // Blocks between what is read and what is fetched for later.
-    static int ahead(const octavo_attention& g) { return larger(1, kPanel / g.block_size); }
-
-    // keys[d * stride ..] of kLanes tokens from `token` on, where blocks hold whole vectors.
-    const T* key_vector(const octavo_attention& g, int token) const {
-        return keys[token / g.block_size] + token % g.block_size;
+    // The lanes of tokens from `token` on, of the first dims; further dims are block_size * P elements apart.
+    const T* key_lanes(const octavo_attention& g, int token) const {
+        return keys[token / g.block_size] + token % g.block_size * P;
     }
 
-    // panels[d][kPanel], one after another, of tokens [first, last) rounded out to vectors.
-    void unpack_keys(const octavo_attention& g, int first, int last, float* panels) const {
-        for (int t = first / kLanes * kLanes; t < last; t += kLanes) {
-            float* to = panels + t / kPanel * (int64_t(kPanel) * g.head_size) + t % kPanel;
+    // Where a block holds 8 tokens, a vector of 16 spans two, of which one may be out of reach.
+    void key_halves(const octavo_attention& g, const ChunkRange& range, int token, const T*& low,
+                    const T*& high) const {
+        low = token + 8 > range.first ? key_lanes(g, token) : key_lanes(g, token + 8);
+        high = token + 8 < range.last ? key_lanes(g, token + 8) : low;
+    }
+
+    // panels[d][panel_width], one after another, of the range's tokens, rounded out to vectors.
+    template <int Width>
+    void unpack_keys(const octavo_attention& g, const ChunkRange& range, float* panels) const {
+        const int64_t stride = int64_t(g.block_size) * P;
+        for (int t = range.first / kLanes * kLanes; t < range.last; t += kLanes) {
+            float* to = panels + t / Width * (int64_t(Width) * g.head_size) + t % Width;
             if (g.block_size % kLanes == 0) {
-                const T* from = key_vector(g, t);
-                for (int64_t d = 0; d < g.head_size; ++d) store(to + d * kPanel, load(from + d * g.block_size));
-            } else if constexpr (kLanes > 8) {  // a vector spans two blocks of 8, of which one may be out of reach
-                const T* low = t + 8 > first ? key_vector(g, t) : key_vector(g, t + 8);
-                const T* high = t + 8 < last ? key_vector(g, t + 8) : low;
-                for (int64_t d = 0; d < g.head_size; ++d, low += g.block_size, high += g.block_size) {
-                    T both[kLanes];
-                    std::memcpy(both, low, 8 * sizeof(T));
-                    std::memcpy(both + 8, high, 8 * sizeof(T));
-                    store(to + d * kPanel, load(both));
+                const T* from = key_lanes(g, t);
+                for (int64_t d = 0; d < g.head_size; ++d) {
+                    store(to + d * Width, load_part<P>(from + d / P * stride, int(d % P)));
+                }
+            } else if constexpr (kLanes > 8) {
+                const T *low, *high;
+                key_halves(g, range, t, low, high);
+                for (int64_t d = 0; d < g.head_size; ++d) {
+                    T both[kLanes * P];
+                    std::memcpy(both, low + d / P * stride, 8 * P * sizeof(T));
+                    std::memcpy(both + 8 * P, high + d / P * stride, 8 * P * sizeof(T));
+                    store(to + d * Width, load_part<P>(both, int(d % P)));
                 }
             }
         }
     }
 
-    void unpack_latent_keys(const octavo_attention& g, int first, int last, float* panels, float* row) const {
-        for (int t = first; t < last; ++t) {
+    template <int Width>
+    void unpack_latent_keys(const octavo_attention& g, const ChunkRange& range, float* panels, float* row) const {
+        for (int t = range.first; t < range.last; ++t) {
             const T* from = keys[t / g.block_size] + t % g.block_size * value_stride(g);
-            for (int64_t d = 0; d < value_stride(g); d += kLanes) store(row + d, load(from + d));
-            float* to = panels + t / kPanel * (int64_t(kPanel) * g.head_size) + t % kPanel;
-            for (int64_t d = 0; d < g.head_size; ++d) to[d * kPanel] = row[d];
+            for (int64_t d = 0; d < value_stride(g); d += kLanes) store(row + d, load_part<1>(from + d, 0));
+            float* to = panels + t / Width * (int64_t(Width) * g.head_size) + t % Width;
+            for (int64_t d = 0; d < g.head_size; ++d) to[d * Width] = row[d];
         }
     }
 
-    // panels[t][kPanel], one after another, of tokens [first, last).
-    void unpack_values(const octavo_attention& g, int first, int last, int64_t width, float* panels) const {
-        for (int t = first; t < last; ++t) {
-            const T* from = values[t / g.block_size] + t % g.block_size * value_stride(g);
+    // panels[t][panel_width], one after another, of the range's tokens.
+    template <int Width>
+    void unpack_values(const octavo_attention& g, const ChunkRange& range, int64_t width, float* panels) const {
+        const int64_t stride = value_stride(g) * P;
+        for (int t = range.first; t < range.last; ++t) {
+            const T* from = values[t / g.block_size] + t % g.block_size / P * stride;
             for (int64_t d = 0; d < width; d += kLanes) {
-                store(panels + d / kPanel * (int64_t(kPanel) * kChunk) + t * kPanel + d % kPanel, load(from + d));
+                store(panels + d / Width * (int64_t(Width) * kChunk) + t * Width + d % Width,
+                      load_part<P>(from + d * P, t % P));
             }
+        }
+    }
+
+    // The range's scales of keys, or of values, at to[token].
+    void copy_scales(const octavo_attention& g, const ChunkRange& range, bool of_values, float* to) const {
+        for (int t = range.first; t < range.last;) {
+            const int offset = t % g.block_size, n = smaller(range.last - t, g.block_size - offset);
+            const float* from = scales[t / g.block_size] + offset + (of_values ? g.block_size : 0);
+            std::memcpy(to + t, from, size_t(n) * sizeof(float));
+            t += n;
         }
     }
 };
 
-// Activation of dtype A to cache of dtype T.
-template <class A, class T>
-void write_tokens(const WriteKv& a, int64_t begin, int64_t end) {
-    const octavo_attention& g = *a.geometry;
-    const int64_t stride = value_stride(g);
-    for (int64_t token = begin; token < end; ++token) {
-        const int64_t slot = g.slots[token];
-        if (slot < 0) continue;
-        const int64_t block = slot / g.block_size, offset = slot % g.block_size;
-        T* head = static_cast<T*>(a.cache) + block * g.num_kv_heads * head_elements(g);
-        const A* key = static_cast<const A*>(a.key) + token * a.key_token_stride;
-        const A* value = static_cast<const A*>(a.value) + token * a.value_token_stride;
-        for (int h = 0; h < g.num_kv_heads; ++h, head += head_elements(g), key += a.key_head_stride) {
-            if (g.latent) {
-                T* row = head + offset * stride;
-                for_each_vector(g.head_size,
-                                [&](int64_t d, auto get, auto put) OCTAVO_LAMBDA { put(row + d, get(key + d)); });
-                continue;
+// Brings nearer what is read some steps later, `Lines` cache lines a step: keys of a chunk's blocks, their values, the
+// keys of the next chunk, in the order in which they are read.
+template <int Lines>
+struct Fetch {
+    struct Part {
+        uintptr_t begin, end;
+    };
+    Part parts[3 * (kChunk / 8)];
+    int num_parts = 0, part = 0;
+    Part now[2] = {};  // where the next lines are, in two parts at a time
+
+    // Of a chunk that is computed now, or after it. Blocks longer than a chunk are left to the processor.
+    void add(const Attend& a, const TileView& view, int chunk, int item_bytes, bool current) {
+        const octavo_attention& g = view.g;
+        if (g.block_size > kChunk) return;
+        const ChunkRange range(view, chunk);
+        const int64_t bytes = head_elements(g) * item_bytes, key_bytes = key_elements(g) * item_bytes;
+        const int begin = (range.begin + range.first) / g.block_size,
+                  end_block = (range.begin + range.last - 1) / g.block_size + 1;
+        for (int kind = 0; kind < (current ? 2 : 1); ++kind) {
+            for (int b = begin; b < end_block; ++b) {
+                const int64_t index = int64_t(view.table[b]) * g.num_kv_heads + view.tile.kv_head;
+                const auto head = reinterpret_cast<uintptr_t>(a.cache) + uintptr_t(index * bytes);
+                const auto middle = head + uintptr_t(key_bytes);
+                parts[num_parts++] = kind ? Part{middle, head + uintptr_t(bytes)} : Part{head, middle};
             }
-            T* column = head + offset;
-            for (int64_t d = 0; d < g.head_size; d += kLanes) {
-                const int64_t n = smaller<int64_t>(kLanes, g.head_size - d);
-                T lanes[kLanes];
-                store(lanes, n == kLanes ? load(key + d) : load_first(key + d, n));
-                for (int64_t i = 0; i < n; ++i) column[(d + i) * g.block_size] = lanes[i];
-            }
-            T* row = head + key_elements(g) + offset * stride;
-            for_each_vector(g.value_size,
-                            [&](int64_t d, auto get, auto put) OCTAVO_LAMBDA { put(row + d, get(value + d)); });
-            value += a.value_head_stride;
         }
     }
-}
+    // Begins as many parts ahead as a panel of `tokens` has.
+    void start(const octavo_attention& g, int tokens) {
+        const int ahead = larger(1, tokens / g.block_size);
+        part = smaller(ahead, num_parts);
+        next();
+    }
+    void next() {
+        for (Part& p : now) p = part < num_parts ? parts[part++] : Part{};
+    }
+
+    OCTAVO_INLINE void step() {
+        if (now[0].begin == 0) return;
+#pragma GCC unroll 8
+        for (int i = 0; i < Lines; ++i) {
+            __builtin_prefetch(reinterpret_cast<const void*>(now[i % 2].begin + uintptr_t(i / 2 * 64)));
+        }
+        now[0].begin += (Lines + 1) / 2 * 64;
+        now[1].begin += Lines / 2 * 64;
+        if (now[0].begin >= now[0].end) next();
+    }
+};
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

@@ -7,6 +7,7 @@
 #include "norm.h"
 #include "probe.h"
 #include "table.h"
+#include "write.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -70,12 +71,6 @@ void act_and_mul(const Activate& a, int64_t begin, int64_t end) {
         typedef typename decltype(x)::type T;
         if (a.activation == OCTAVO_SWIGLU_CLAMPED) return gate_rows<T, OCTAVO_SWIGLU_CLAMPED>(a, begin, end);
         with_activation(a.activation, [&](auto kind) { gate_rows<T, decltype(kind)::kind>(a, begin, end); });
-    });
-}
-
-void write_kv(const WriteKv& a, int64_t begin, int64_t end) {
-    with_types(a.geometry->dtype, a.geometry->kv_dtype, [&](auto from, auto to) {
-        write_tokens<typename decltype(from)::type, typename decltype(to)::type>(a, begin, end);
     });
 }
 

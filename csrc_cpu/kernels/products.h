@@ -1,10 +1,9 @@
-// The two products of attention on register blocks: queries times keys, weights times values.
+// The two products of attention in floats, on register blocks: queries times keys, weights times values.
 //
 // Each sum runs over its own dims or positions in ascending order, whatever block it is computed in.
 #pragma once
 
-#include "simd.h"
-#include "table.h"
+#include "cache.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -19,27 +18,24 @@ constexpr int kPanel = kVectors * kLanes;
 
 static_assert(kChunk % kPanel == 0, "a chunk is whole panels");
 
-// Keys of a panel: token n * kLanes + i of dim d is vectors[n][d * stride + i]. Where `ahead` is given, what lies
-// there in the same way is fetched meanwhile.
+// Keys of a panel: token n * kLanes + i of dim d is part d % P of lane i at vectors[n] + d / P * stride.
 template <class T>
 struct KeyVectors {
     const T* vectors[kVectors];
-    const T* ahead[kVectors];
     int64_t stride;
 };
 
 // s[r][0 .. kPanel) = sum over d of q[r][d] * keys[..][d], d ascending.
-template <int R, bool Ahead, class T>
-void score_block(const float* q, int64_t q_stride, int64_t head_size, const KeyVectors<T>& keys, float* s) {
+template <int R, int P, class T, class F>
+void score_block(const float* q, int64_t q_stride, int64_t head_size, const KeyVectors<T>& keys, float* s,
+                 F& fetch) {
     constexpr int N = kVectors;
     Floats sums[R][N] = {};
     for (int64_t d = 0; d < head_size; ++d) {
         Floats k[N];
 #pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) {
-            k[n] = load(keys.vectors[n] + d * keys.stride);
-            if constexpr (Ahead) prefetch(keys.ahead[n], d * keys.stride);
-        }
+        for (int n = 0; n < N; ++n) k[n] = load_part<P>(keys.vectors[n] + d / P * keys.stride, int(d % P));
+        fetch.step();
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const Floats x = splat(q[r * q_stride + d]);
@@ -54,34 +50,31 @@ void score_block(const float* q, int64_t q_stride, int64_t head_size, const KeyV
     }
 }
 
-// Value rows of a chunk, as they lie: token t is row t % rows_per_block of blocks[t / rows_per_block]. The block
-// `ahead` further on is fetched meanwhile; 0: none is.
+// Value rows of a chunk, as they lie: token t is part t % P of row (t % rows_per_block) / P of
+// blocks[t / rows_per_block]; `stride` elements a row.
 template <class T>
 struct ValueRows {
     const T* const* blocks;
     int rows_per_block;
     int64_t stride;
-    int ahead;
 };
 
 // o[r][0 .. N * kLanes) = sum over t in [first, last) of p[r][t] * values[t][offset ..], t ascending.
-template <int R, int N, bool Ahead, class T>
+template <int R, int N, int P, class T, class F>
 void value_block(const float* p, const ValueRows<T>& values, int64_t offset, int first, int last, float* o,
-                 int64_t o_stride) {
+                 int64_t o_stride, F& fetch) {
     Floats sums[R][N] = {};
     for (int t = first; t < last;) {
         const int block = t / values.rows_per_block;
-        int64_t at = (t - block * values.rows_per_block) * values.stride + offset;
-        const T* const v = values.blocks[block];
-        const T* const next = values.blocks[block + values.ahead];
+        const T* const v = values.blocks[block] + offset * P;
         const int stop = smaller(last, (block + 1) * values.rows_per_block);
-        for (; t < stop; ++t, at += values.stride) {
+        for (; t < stop; ++t) {
+            const int row = t - block * values.rows_per_block;
+            const T* const lanes = v + row / P * values.stride;
             Floats x[N];
 #pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) {
-                x[n] = load(v + at + n * kLanes);
-                if constexpr (Ahead) prefetch(next, at + n * kLanes);
-            }
+            for (int n = 0; n < N; ++n) x[n] = load_part<P>(lanes + n * kLanes * P, row % P);
+            fetch.step();
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const Floats w = splat(p[r * kChunk + t]);
@@ -97,41 +90,42 @@ void value_block(const float* p, const ValueRows<T>& values, int64_t offset, int
     }
 }
 
-template <bool Ahead, class T>
-void score_rows(int rows, const float* q, int64_t q_stride, int64_t head_size, const KeyVectors<T>& keys, float* s) {
+template <int P, class T, class F>
+void score_rows(int rows, const float* q, int64_t q_stride, int64_t head_size, const KeyVectors<T>& keys, float* s,
+                F& fetch) {
     switch (rows) {
-        case 1: return score_block<1, Ahead>(q, q_stride, head_size, keys, s);
-        case 2: return score_block<2, Ahead>(q, q_stride, head_size, keys, s);
-        case 3: return score_block<3, Ahead>(q, q_stride, head_size, keys, s);
-        case 4: return score_block<4, Ahead>(q, q_stride, head_size, keys, s);
-        case 5: return score_block<5, Ahead>(q, q_stride, head_size, keys, s);
-        default: return score_block<6, Ahead>(q, q_stride, head_size, keys, s);
+        case 1: return score_block<1, P>(q, q_stride, head_size, keys, s, fetch);
+        case 2: return score_block<2, P>(q, q_stride, head_size, keys, s, fetch);
+        case 3: return score_block<3, P>(q, q_stride, head_size, keys, s, fetch);
+        case 4: return score_block<4, P>(q, q_stride, head_size, keys, s, fetch);
+        case 5: return score_block<5, P>(q, q_stride, head_size, keys, s, fetch);
+        default: return score_block<6, P>(q, q_stride, head_size, keys, s, fetch);
     }
 }
 
-template <int N, bool Ahead, class T>
+template <int N, int P, class T, class F>
 void value_rows(int rows, const float* p, const ValueRows<T>& values, int64_t offset, int first, int last, float* o,
-                int64_t o_stride) {
+                int64_t o_stride, F& fetch) {
     switch (rows) {
-        case 1: return value_block<1, N, Ahead>(p, values, offset, first, last, o, o_stride);
-        case 2: return value_block<2, N, Ahead>(p, values, offset, first, last, o, o_stride);
-        case 3: return value_block<3, N, Ahead>(p, values, offset, first, last, o, o_stride);
-        case 4: return value_block<4, N, Ahead>(p, values, offset, first, last, o, o_stride);
-        case 5: return value_block<5, N, Ahead>(p, values, offset, first, last, o, o_stride);
-        default: return value_block<6, N, Ahead>(p, values, offset, first, last, o, o_stride);
+        case 1: return value_block<1, N, P>(p, values, offset, first, last, o, o_stride, fetch);
+        case 2: return value_block<2, N, P>(p, values, offset, first, last, o, o_stride, fetch);
+        case 3: return value_block<3, N, P>(p, values, offset, first, last, o, o_stride, fetch);
+        case 4: return value_block<4, N, P>(p, values, offset, first, last, o, o_stride, fetch);
+        case 5: return value_block<5, N, P>(p, values, offset, first, last, o, o_stride, fetch);
+        default: return value_block<6, N, P>(p, values, offset, first, last, o, o_stride, fetch);
     }
 }
 
-template <bool Ahead, class T>
+template <int P, class T, class F>
 void value_columns(int vectors, int rows, const float* p, const ValueRows<T>& values, int64_t offset, int first,
-                   int last, float* o, int64_t o_stride) {
+                   int last, float* o, int64_t o_stride, F& fetch) {
     switch (vectors) {
-        case 1: return value_rows<1, Ahead>(rows, p, values, offset, first, last, o, o_stride);
+        case 1: return value_rows<1, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
 #if defined(__AVX512F__)
-        case 2: return value_rows<2, Ahead>(rows, p, values, offset, first, last, o, o_stride);
-        case 3: return value_rows<3, Ahead>(rows, p, values, offset, first, last, o, o_stride);
+        case 2: return value_rows<2, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
+        case 3: return value_rows<3, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
 #endif
-        default: return value_rows<kVectors, Ahead>(rows, p, values, offset, first, last, o, o_stride);
+        default: return value_rows<kVectors, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
     }
 }
 

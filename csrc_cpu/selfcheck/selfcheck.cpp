@@ -150,6 +150,7 @@ void check_copies() {
 }
 
 int dtype_of(const std::string& name) {
+    if (name == "int8") return OCTAVO_INT8;
     return name == "float32" ? OCTAVO_FLOAT32 : name == "bfloat16" ? OCTAVO_BFLOAT16 : OCTAVO_FLOAT16;
 }
 

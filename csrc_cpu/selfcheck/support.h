@@ -78,7 +78,7 @@ inline uint16_t nearest(float x, float (*widen)(uint16_t), uint16_t infinity) {
 inline uint16_t float_to_bfloat16(float x) { return nearest(x, bfloat16_to_float, 0x7f80); }
 inline uint16_t float_to_float16(float x) { return nearest(x, float16_to_float, 0x7c00); }
 
-inline int64_t item_bytes(int dtype) { return dtype == OCTAVO_FLOAT32 ? 4 : 2; }
+inline int64_t item_bytes(int dtype) { return dtype == OCTAVO_FLOAT32 ? 4 : dtype == OCTAVO_INT8 ? 1 : 2; }
 inline double epsilon(int dtype) {
     return dtype == OCTAVO_FLOAT32 ? 1.2e-7 : dtype == OCTAVO_BFLOAT16 ? 7.9e-3 : 9.8e-4;
 }
@@ -146,12 +146,13 @@ inline Buffer random_rows(int dtype, int64_t rows, int64_t width, float scale = 
     return x;
 }
 
-// Within one rounding of the dtype and float32's errors at `scale`. `part` names which output of the subject it is.
+// Within one rounding of the dtype, float32's errors at `scale`, and `more`. `part` names which output of the subject
+// it is.
 inline void check_close(const Buffer& got, int64_t at, double want, double scale, const std::string& subject,
-                        const char* part) {
+                        const char* part, double more = 0) {
     ++num_checks;
     const double error = std::fabs(got.get(at) - want);
-    if (error <= 1.01 * epsilon(got.dtype) * std::fabs(want) + 4e-6 * scale) return;
+    if (error <= 1.01 * epsilon(got.dtype) * std::fabs(want) + 4e-6 * scale + more) return;
     fail(subject, std::string(part) + " element " + std::to_string(at) + " is " + std::to_string(got.get(at)) +
                       ", not " + std::to_string(want));
 }
