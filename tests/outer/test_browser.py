@@ -220,7 +220,8 @@ def test_dark_and_narrow(page: WebDriver, busy: Served) -> None:
     light = page.execute_script(background)
     colour_scheme(page, "dark")
     assert page.execute_script(background) != light
-    wait_until(page, lambda: colour(page, "free") in colours_of(page, "grid"))  # pictures follow at the next look
+    # Pictures follow at the next look.
+    wait_until(page, lambda: {colour(page, name) for name in ("free", "cached")} & colours_of(page, "grid"))
     for width in (1400, 900, 390, 320):
         window(page, width, 800)
         wait_until(page, lambda width=width: page.execute_script("return innerWidth") == width)

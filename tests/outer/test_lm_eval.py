@@ -17,6 +17,7 @@ DESCRIPTION = """
 task: octavo_facts
 dataset_path: json
 dataset_kwargs:
+  cache_dir: {cache}
   data_files:
     test: {rows}
 test_split: test
@@ -96,7 +97,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TaskManager:
         shift = i % len(choices)  # the right one is not always the first
         rows.append({"question": question, "choices": choices[-shift:] + choices[:-shift], "answer": shift})
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "facts.yaml").write_text(DESCRIPTION.format(rows=folder / "rows.jsonl"))
+    (folder / "facts.yaml").write_text(DESCRIPTION.format(rows=folder / "rows.jsonl", cache=folder / "cache"))
     return TaskManager(include_path=str(folder), include_defaults=False)
 
 
