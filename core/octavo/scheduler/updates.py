@@ -89,6 +89,9 @@ class Updates:
     def _add(self, request: Request, gained: SampleUpdate) -> None:
         """Put what a sample has behind what it gained before."""
         self._updates[request.request_id] = request
+        if not request.gained:
+            request.gained.append(gained)
+            return
         for place, before in enumerate(request.gained):
             if before.index == gained.index:
                 request.gained[place] = SampleUpdate(
