@@ -11,8 +11,8 @@ from octavo.cache.manager import BlockChain, SwappedTable
 from octavo.pooling_params import PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.messages import Event, SampleUpdate, TokenLogprobs
+from octavo.scheduler.ngrams import NgramIndex
 from octavo.scheduler.pooling import Pool
-from octavo.scheduler.speculation import NgramIndex
 
 __all__ = ["FinishReason", "Request", "RequestState", "Sequence"]
 

@@ -45,7 +45,7 @@ class Scheduler:
         self._chunks = config.enable_chunked_prefill
         self._admission = Admission(self.roster, manager, self._updates, self._max_num_seqs)
         self._limits = Limits(max_model_len, self._max_num_seqs, manager.pool.num_blocks, manager.block_size)
-        self._speculation = Speculation.of(config)
+        self._speculation = Speculation.of(config, manager)
         self._arrivals = itertools.count()
         self._seq_ids = itertools.count()
 
@@ -121,7 +121,7 @@ class Scheduler:
         if not step.shares and not self.running and not step.swapped_out and (head := self.waiting.peek()):
             roster.fail(head, "no step can be formed with this request although nothing else runs")
         if self._speculation is not None:
-            self._speculate(self._speculation, step)
+            self._speculation.extend(step, len(self.running))
         moves = self.manager.take_step()
         if not (step.shares or roster.removed or moves.swap_out):
             return None
@@ -327,36 +327,6 @@ class Scheduler:
                 step.new[other.seq_id] = (request, other)
                 forks.append(other)
         return forks
-
-    def _speculate(self, speculation: Speculation, step: Step) -> None:
-        """Put guesses behind those who draw a token, out of what the step leaves: nobody waits or goes for them."""
-        for share in step.shares:
-            request, seq = share.request, share.seq
-            if len(share.samples) != 1:
-                continue
-            start = len(seq.token_ids)
-            num_left = request.max_output_tokens - (start - seq.num_prompt_tokens)  # the last needs no computing
-            most = min(speculation.num_tokens, step.budget, num_left - 1)
-            if most <= 0:
-                continue
-            if seq.ngrams is None:
-                seq.ngrams = speculation.index()
-            drafts = seq.ngrams.propose(seq.token_ids, most)
-            if not drafts or not self._find_draft_blocks(share, start, len(drafts)):
-                continue
-            share.draft_token_ids = drafts
-            step.budget -= len(drafts)
-
-    def _find_draft_blocks(self, share: Share, start: int, num_drafts: int) -> bool:
-        """Blocks for guesses, as long as each who runs finds one to grow into."""
-        seq_id = share.seq.seq_id
-        needed = self.manager.num_needed(seq_id, start, num_drafts)
-        if needed and needed + len(self.running) > self.manager.num_free:
-            return False
-        new, replaced = self.manager.allocate(seq_id, start, num_drafts)
-        share.new_blocks += new
-        share.replaced_blocks += replaced
-        return True
 
     def _introduce(self, request: Request, seq: Sequence) -> NewSequence:
         wants_prompt = request.params.prompt_logprobs is not None and seq is request.sequences[0]

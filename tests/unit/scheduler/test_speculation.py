@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.scheduler.speculation import NgramIndex
+from octavo.scheduler.ngrams import NgramIndex
 
 ON = {"speculative_method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 4}
 
