@@ -208,6 +208,7 @@ class History:
         self.num_waiting_tokens = 0
         self._max_records = max_records
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._ended: deque[RequestRecord] = deque()  # those of them that are over, the first to end first
         self._last: Mapping[str, int] = {}
         self._samples: deque[tuple[float, dict[str, int]]] = deque()
 
@@ -227,11 +228,10 @@ class History:
         self.note(record, "tokenised", f"{record.num_prompt_tokens} tokens", record.tokenised)
         if record.has_form:
             self.note(record, "compiled", "the form of its output")
-        while len(self._records) > self._max_records:
-            oldest = next((r for r in self._records.values() if r.finished is not None), None)
-            if oldest is None:
-                break  # all are under way; whoever bounds those bounds this
-            del self._records[oldest.request_id]
+        while len(self._records) > self._max_records and self._ended:  # whoever bounds what is under way bounds this
+            ended = self._ended.popleft()
+            if self._records.get(ended.request_id) is ended:  # else another took its name
+                del self._records[ended.request_id]
 
     def get(self, request_id: str) -> RequestRecord | None:
         """The record of a request, if it is not forgotten."""
@@ -259,7 +259,9 @@ class History:
             self.totals["num_admitted"] = self.totals.get("num_admitted", 0) + 1
         record.num_prompt_done = update.num_prompt_done
         record.num_cached_tokens = max(update.num_cached_tokens, record.num_cached_tokens)
-        num_tokens = sum(len(sample.token_ids) for sample in update.samples)
+        num_tokens = 0
+        for sample in update.samples:  # not a sum of a generator: this is run for every token
+            num_tokens += len(sample.token_ids)
         if num_tokens and record.finished is None:
             now = time.time()
             before, record.last_token = record.last_token, now
@@ -278,6 +280,7 @@ class History:
         self.num_unqueued -= not record.is_queued
         record.finish_reason, record.error = reason, error
         record.state, record.finished = "finished", time.time()
+        self._ended.append(record)
         if not any(event.name == "finished" for event in record.events):
             record.add(Event(record.finished, "finished", f"{reason}: {error}" if error else reason))
         logger.log(logging.INFO if error is None else logging.WARNING, "%s", record.last_line())

@@ -58,7 +58,11 @@ def _digest(key: bytes) -> bytes:
 
 
 class RequestIds:
-    """Sends x-request-id back, or one made here. The scope's "octavo.received" says when the request came."""
+    """Sends x-request-id back, or one made here.
+
+    The scope's "octavo.received" says when the request came. Its "octavo.send" is for the body of an answer that has
+    begun: what stands between here and the endpoint looks at beginnings alone, and streams have many pieces.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -68,6 +72,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         scope["octavo.received"] = time.time()
+        scope["octavo.send"] = send
         given = Headers(scope=scope).get("x-request-id", "")
         own = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 

@@ -131,22 +131,22 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            refused = await _while_connected(receive, self._send_all(send))
+            refused = await _while_connected(receive, self._send_all(send, scope.get("octavo.send", send)))
         except ClientLeftError:
             logger.info("%s: the client left its stream (%d)", self._where, CLIENT_LEFT)
             return
         if refused is not None:
             await error_response(refused)(scope, receive, send)
 
-    async def _send_all(self, send: Send) -> ApiError | None:
-        """Send the events; what came instead of the first is returned."""
+    async def _send_all(self, begin: Send, send: Send) -> ApiError | None:
+        """Begin the answer and send the events; what came instead of the first is returned."""
         is_begun = False
         async with aclosing(self._events) as events:
             try:
                 async for data in events:
                     if not is_begun:
                         is_begun = True
-                        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                        await begin({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             except Exception as error:
                 known = as_api_error(error)
