@@ -81,6 +81,7 @@ public:
     int run() {
         embed();
         for (int64_t i = 0; i < d_.num_layers; ++i) {
+            if (s_.on_layer) s_.on_layer();
             const int status = layer(d_.layers[i]);
             if (status != OCTAVO_OK) return status;
         }

@@ -204,6 +204,7 @@ typedef struct octavo_step {
     float* hidden;        // [num_rows][hidden] out
     int64_t* greedy_ids;  // [num_rows] out, or null; -1 where logits are not numbers
     void* workspace;      // of octavo_decoder_workspace bytes, aligned to 64
+    void (*on_layer)(void);  // called before each layer, or null
 } octavo_step;
 
 // Bytes of workspace for a step of at most so many tokens and rows.

@@ -4,7 +4,7 @@ T tokens of a step, R rows that are asked for, H hidden size, V vocabulary.
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -38,6 +38,7 @@ from octavo_cpu.memory import zeros
 from octavo_cpu.native import DTYPES, NativeLibrary
 from octavo_cpu.ops import ACTIVATIONS, GATED_ACTIVATIONS
 from octavo_cpu.structures import (
+    ON_LAYER,
     AttentionGeometry,
     DecoderStruct,
     LayerStruct,
@@ -51,6 +52,8 @@ __all__ = ["NativeProgram", "can_compile"]
 T = TypeVar("T")
 
 _GREEDY = bytes([RowMode.GREEDY])
+_LONG_STEP = 64  # tokens
+_NEVER = ON_LAYER()
 
 _NORMS = {"rms": 1, "layer": 2}
 _RESIDUALS = {"sequential": 0, "parallel": 1, "parallel_shared_norm": 2}
@@ -103,9 +106,20 @@ class NativeProgram:
         self._geometries = (AttentionGeometry * len(request.attention))(*map(geometry_of, request.attention))
         self._step = StepStruct(groups=self._geometries)
         self._step_address = ctypes.addressof(self._step)
+        self.on_layer = _nothing
         self._workspace = zeros(0, torch.uint8)
         self._room = 0  # tokens that the workspace is made for
         self._reserve(max(request.max_tokens, request.max_rows, 1))
+
+    @property
+    def on_layer(self) -> Callable[[], None]:
+        """Called before each layer of a step of many tokens; short steps end before anyone could miss them."""
+        return self._on_layer
+
+    @on_layer.setter
+    def on_layer(self, beat: Callable[[], None]) -> None:
+        self._on_layer = beat
+        self._called = ON_LAYER(beat)
 
     @property
     def row_invariant(self) -> Support:
@@ -154,6 +168,7 @@ class NativeProgram:
             self._reserve(num_tokens)
         step = self._step
         step.num_tokens = num_tokens
+        step.on_layer = self._called if num_tokens >= _LONG_STEP else _NEVER
         step.positions = batch.positions.data_ptr()
         embeds = None if batch.input_embeds is None else batch.input_embeds.float().contiguous()
         step.embeds = None if embeds is None else embeds.data_ptr()
@@ -195,6 +210,10 @@ class NativeProgram:
         self._workspace = zeros(self._library.decoder_workspace(self._address, num_tokens), torch.uint8)
         self._step.workspace = self._workspace.data_ptr()
         self._room = num_tokens
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Handle:

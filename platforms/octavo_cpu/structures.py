@@ -1,8 +1,11 @@
 """The structures of csrc_cpu/include/octavo_cpu.h that describe matrices, layers, decoders and steps."""
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
-__all__ = ["AttentionGeometry", "DecoderStruct", "LayerStruct", "MatrixStruct", "NormStruct", "StepStruct"]
+__all__ = ["ON_LAYER", "AttentionGeometry", "DecoderStruct", "LayerStruct", "MatrixStruct", "NormStruct", "StepStruct"]
+
+
+ON_LAYER = CFUNCTYPE(None)
 
 
 class AttentionGeometry(Structure):
@@ -86,4 +89,5 @@ class StepStruct(Structure):
         ("rows", c_void_p),
         ("num_rows", c_int64),
         *((name, c_void_p) for name in ("hidden", "greedy_ids", "workspace")),
+        ("on_layer", ON_LAYER),
     ]

@@ -150,6 +150,15 @@ def test_what_a_step_must_not_hold_is_refused(tmp_path: Path, platform: CpuPlatf
             paged.step([(sequence, 2)])
 
 
+def test_long_steps_give_signs_of_life(tmp_path: Path, platform: CpuPlatform) -> None:
+    paged = Paged(describe("llama", tmp_path), max_model_len=256, platform=platform)
+    beats: list[int] = []
+    assert isinstance(paged.program, NativeProgram)
+    paged.program.on_layer = lambda: beats.append(len(beats))
+    paged.whole(list(range(100)))
+    assert len(beats) == len(paged.description.spec.layers)  # type: ignore[union-attr]
+
+
 def test_packed_weights_are_counted(tmp_path: Path, platform: CpuPlatform) -> None:
     description = describe("llama", tmp_path)
     paged = Paged(description, platform=platform)

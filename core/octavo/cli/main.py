@@ -1,6 +1,7 @@
 """The `octavo` command. A sub-command's module is imported once it is called, so that help comes at once."""
 
 import argparse
+import gc
 import io
 import logging
 import os
@@ -50,6 +51,9 @@ EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells report
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
+# Objects made before the garbage collector looks. Imports make a million that stay, and nothing here makes cycles.
+GC_THRESHOLD = 50_000
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code.
@@ -57,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     What a user can mend is one line on stderr; --debug shows its traceback too.
     """
     _settle_streams()
+    gc.set_threshold(GC_THRESHOLD)
     given = list(sys.argv[1:] if argv is None else argv)
     command = next((name for n in (2, 1) if (name := " ".join(given[:n])) in COMMANDS), None)
     parser, commands = _parsers(command)

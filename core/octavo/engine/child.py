@@ -5,6 +5,7 @@ SIGTERM to it, and knows token ids only.
 """
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -87,6 +88,7 @@ class EngineChild:
         if isinstance(self._engine, EngineCore):
             facts = dict(self._engine.executor.facts())
             memory = self._engine.executor.memory_plan.lines()
+        gc.freeze()  # what is loaded stays: a collection while requests wait need not look at it
         self._send(Ready(prepared.config.flat(), facts, memory, self._stats()))
         while self._hear():
             if self._engine.has_work:

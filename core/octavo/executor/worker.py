@@ -1,7 +1,6 @@
 """A worker: one device with its platform, program, KV caches and runner."""
 
 import ctypes
-import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -144,8 +143,8 @@ class Worker:
         return self._runner.execute(step)
 
     def on_progress(self, beat: Callable[[], None]) -> None:
-        """Call `beat` before each layer of a step, where the program is one of core's own."""
-        if isinstance(self._program, GenericProgram):
+        """Call `beat` before each layer of a step, where the program can."""
+        if hasattr(self._program, "on_layer"):
             self._program.on_layer = beat
 
     def on_phase(self, mark: Callable[[str], None]) -> None:
@@ -176,7 +175,6 @@ class Worker:
 
 def _return_freed_memory() -> None:
     """What loading took for a while goes back to the system; the C library would keep much of it."""
-    gc.collect()
     with suppress(AttributeError, OSError, TypeError):  # not every C library has such a call
         ctypes.CDLL(None).malloc_trim(0)
 
