@@ -228,7 +228,8 @@ class History:
         self.note(record, "tokenised", f"{record.num_prompt_tokens} tokens", record.tokenised)
         if record.has_form:
             self.note(record, "compiled", "the form of its output")
-        while len(self._records) > self._max_records and self._ended:  # whoever bounds what is under way bounds this
+        # Those under way stay, and are bounded by whoever bounds them.
+        while self._ended and max(len(self._records), len(self._ended)) > self._max_records:
             ended = self._ended.popleft()
             if self._records.get(ended.request_id) is ended:  # else another took its name
                 del self._records[ended.request_id]
