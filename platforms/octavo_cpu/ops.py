@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from octavo.contract import (
+    API_VERSION,
     ActAndMul,
     Activation,
     FusedAddRMSNorm,
@@ -38,7 +39,7 @@ def native_ops(library: NativeLibrary) -> list[OpImpl]:
         supports: Callable[[OpSignature], Support] = _supports,
         prepare: Callable[..., object] | None = None,
     ) -> OpImpl:
-        return OpImpl(op, PROVIDER, "native", fn, supports, prepare, row_invariant=by_row)
+        return OpImpl(op, PROVIDER, "native", fn, supports, prepare, row_invariant=by_row, api_version=API_VERSION)
 
     return [
         impl("linear", _linear(library), _supports_linear, _prepare(library)),
