@@ -152,17 +152,17 @@ class EngineProcess:
         """
         period = min(WATCH_SECONDS, self._stall_timeout / 4)
         beats, still, computing = self._board.num_beats, 0.0, 0.0
-        looked, cpu = time.monotonic(), _cpu_seconds(self.pid)
+        looked, spent = time.monotonic(), _seconds_computed(self.pid)
         while True:
             await asyncio.sleep(period)
             before, looked = looked, time.monotonic()
-            cpu_before, cpu = cpu, _cpu_seconds(self.pid)
+            spent_before, spent = spent, _seconds_computed(self.pid)
             if not self._is_ready or self._board.num_beats != beats:
                 beats, still, computing = self._board.num_beats, 0.0, 0.0
                 continue
             passed = min(looked - before, 2 * period)
-            if cpu - cpu_before > BUSY_SHARE * passed:
-                computing, still = computing + min(cpu - cpu_before, passed), 0.0
+            if spent - spent_before > BUSY_SHARE * passed:
+                computing, still = computing + min(spent - spent_before, passed), 0.0
             else:
                 still += passed
             if still > self._stall_timeout or computing > BUSY_PATIENCE * self._stall_timeout:
@@ -188,9 +188,9 @@ class EngineProcess:
             self._turn()
 
 
-def _cpu_seconds(pid: int) -> float:
+def _seconds_computed(pid: int) -> float:
     """What a process has computed so far, all of its threads; 0 where the system does not tell or it is gone."""
     try:
-        return time.clock_gettime((~pid << 3) | 2)  # Linux: the clock that clock_getcpuclockid(3) finds
+        return time.clock_gettime((~pid << 3) | 2)  # Linux: the process's own clock, as its C library finds it
     except OSError:
         return 0.0
