@@ -151,9 +151,9 @@ private:
         int status = write_kv({&g, l.cache, key, value, stride, head, stride, head});
         if (status != OCTAVO_OK) return status;
 
-        const int format = operand_format(l.o.format);
+        const int format = operand_format(l.o);
         const bool as_it_is = format == g.dtype && l.o.cols % kGroup == 0;
-        const Operand attended = make_operand(b_.middle, s_.num_tokens, l.o.cols, format);
+        const Operand attended = make_operand(b_.middle, s_.num_tokens, l.o);
         void* const out = as_it_is ? attended.data : b_.attended;
         const int64_t out_stride = as_it_is ? attended.stride : l.o.cols;
         Attend a = {};
@@ -176,7 +176,7 @@ private:
         Product up = product(l.up, input);
         up.finish = kOperand;
         up.activation = l.activation;
-        up.to = make_operand(b_.middle, s_.num_tokens, l.down.cols, operand_format(l.down.format));
+        up.to = make_operand(b_.middle, s_.num_tokens, l.down);
         if (!multiply(up)) return OCTAVO_NO_MEMORY;
         return add_branch(l.down, up.to, l.mlp_post, l.residual_scale);
     }
@@ -194,7 +194,7 @@ private:
     }
 
     int choose() {
-        const Operand x = make_operand(b_.last, s_.num_rows, d_.hidden, operand_format(d_.head.format));
+        const Operand x = make_operand(b_.last, s_.num_rows, d_.head);
         convert({s_.hidden, d_.hidden, d_.hidden, OCTAVO_FLOAT32, x}, s_.num_rows);
         Product p = product(d_.head, x);
         p.num_rows = s_.num_rows;
@@ -229,7 +229,7 @@ private:
     }
 
     Operand normed(const octavo_norm& norm, const octavo_matrix& weight, void* memory) const {
-        const Operand to = make_operand(memory, s_.num_tokens, d_.hidden, operand_format(weight.format));
+        const Operand to = make_operand(memory, s_.num_tokens, weight);
         prepare({b_.stream, d_.hidden, d_.hidden, norm, to, nullptr, false, 1.0f}, s_.num_tokens);
         return to;
     }
@@ -285,7 +285,7 @@ int octavo_decoder_step(const octavo_decoder* d, const octavo_step* s) {
 
 int octavo_decoder_logits(const octavo_decoder* d, float* logits, const float* hidden, int64_t num_rows,
                           void* workspace) {
-    const Operand x = make_operand(workspace, num_rows, d->hidden, operand_format(d->head.format));
+    const Operand x = make_operand(workspace, num_rows, d->head);
     const Together together;
     convert({hidden, d->hidden, d->hidden, OCTAVO_FLOAT32, x}, num_rows);
     Product p = {};

@@ -34,7 +34,7 @@ int64_t rows_for(int64_t elements) { return std::max<int64_t>(1, kGrainElements 
 
 }  // namespace
 
-int operand_format(int weight_format) { return std::min<int>(weight_format, OCTAVO_FORMAT_INT8); }
+int operand_format(const octavo_matrix& weight) { return std::min<int>(weight.format, OCTAVO_FORMAT_INT8); }
 
 int64_t operand_bytes(int64_t rows, int64_t size, int format) {
     const int64_t groups = round_up(size, kGroup) / kGroup;
@@ -42,13 +42,15 @@ int64_t operand_bytes(int64_t rows, int64_t size, int format) {
     return round_up(rows * operand_stride(size, format) * element_bytes(format), 64) + factors;
 }
 
-Operand make_operand(void* memory, int64_t rows, int64_t size, int format) {
-    const int64_t groups = round_up(size, kGroup) / kGroup, stride = operand_stride(size, format);
-    Operand x = {memory, stride, nullptr, nullptr, groups, format};
+Operand make_operand(void* memory, int64_t rows, const octavo_matrix& weight) {
+    const int format = operand_format(weight);
+    const int64_t groups = padded_cols(weight) / kGroup, stride = operand_stride(weight.cols, format);
+    const int factor = weight.format == OCTAVO_FORMAT_INT8 ? -128 : weight.format == OCTAVO_FORMAT_INT4 ? -8 : 1;
+    Operand x = {memory, stride, nullptr, nullptr, groups, format, factor};
     if (format == OCTAVO_FORMAT_INT8) {
         char* after = static_cast<char*>(memory) + round_up(rows * stride, 64);
         x.scales = reinterpret_cast<float*>(after);
-        x.sums = reinterpret_cast<int32_t*>(after + round_up(rows * groups * 4, 64));
+        x.starts = reinterpret_cast<int32_t*>(after + round_up(rows * groups * 4, 64));
     }
     return x;
 }
@@ -110,7 +112,7 @@ extern "C" int octavo_linear(void* out, const octavo_matrix* m, const void* x, i
         int64_t bytes = 0;
         ~Buffer() { std::free(memory); }
     } buffer;
-    const int format = operand_format(m->format);
+    const int format = operand_format(*m);
     Product p = {};
     p.weight = *m;
     p.num_rows = n;
@@ -118,7 +120,7 @@ extern "C" int octavo_linear(void* out, const octavo_matrix* m, const void* x, i
     p.out = out;
     p.out_stride = m->rows;
     if (format == dtype && m->cols % kGroup == 0) {  // as it lies
-        p.x = {const_cast<void*>(x), x_stride, nullptr, nullptr, m->cols / kGroup, format};
+        p.x = {const_cast<void*>(x), x_stride, nullptr, nullptr, m->cols / kGroup, format, 1};
     } else {
         const int64_t bytes = operand_bytes(n, m->cols, format);
         if (bytes > buffer.bytes) {
@@ -127,7 +129,7 @@ extern "C" int octavo_linear(void* out, const octavo_matrix* m, const void* x, i
             buffer.bytes = buffer.memory ? bytes : 0;
             if (!buffer.memory) return OCTAVO_NO_MEMORY;
         }
-        p.x = make_operand(buffer.memory, n, m->cols, format);
+        p.x = make_operand(buffer.memory, n, *m);
         convert({x, x_stride, m->cols, dtype, p.x}, n);
     }
     return multiply(p) ? OCTAVO_OK : OCTAVO_NO_MEMORY;

@@ -43,7 +43,7 @@ OCTAVO_INLINE void store_codes(const Operand& to, int64_t row, int64_t group, co
     std::memcpy(lanes, &code_sum, sizeof lanes);
     for (int i = 0; i < kLanes; ++i) sum_of_codes += lanes[i];
     to.scales[row * to.groups + group] = scale;
-    to.sums[row * to.groups + group] = sum_of_codes;
+    to.starts[row * to.groups + group] = to.start_factor * sum_of_codes;
 }
 
 OCTAVO_INLINE void store_group(const Operand& to, int64_t row, int64_t group, const Floats* x) {

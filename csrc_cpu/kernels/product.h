@@ -184,12 +184,13 @@ void dense_tile(const char* x, int64_t x_bytes, const char* panels, int64_t pane
 }
 
 // c[R][vectors from `first` on] = x times the panels, group by group.
-template <class Codes, int R, int V>
-void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t panel_bytes, int first, float* c) {
+template <class Codes, int R, int V, class Fetch>
+void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t panel_bytes, int first, float* c,
+                  Fetch fetch) {
     Floats sums[R][V] = {};
     const char* codes = static_cast<const char*>(x.data) + row * x.stride;
     const float* scales = x.scales + row * x.groups;
-    const int32_t* code_sums = x.sums + row * x.groups;
+    const int32_t* starts = x.starts + row * x.groups;
     const char* w[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) w[v] = panels + panel_of(first + v) * panel_bytes;
@@ -197,7 +198,7 @@ void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t pan
         Ints dots[R][V];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Ints start = splat(int32_t(-Codes::kOffset * code_sums[r * x.groups + g]));
+            const Ints start = Codes::kMinima ? Ints{} : (Ints)splat_word(starts + r * x.groups + g);
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) dots[r][v] = start;
         }
@@ -207,12 +208,11 @@ void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t pan
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) {
                 weights[v] = Codes::quad(w[v], q, column_of(first + v));
-                if constexpr (R == 1) {
-                    if (q < Codes::kCodeBytes / (4 * kPanelColumns)) {
-                        prefetch(w[v], kAheadFew + (q * kPanelColumns + column_of(first + v)) * 4);
-                    }
+                if (q < Codes::kCodeBytes / (4 * kPanelColumns)) {
+                    fetch.weights(w[v], (q * kPanelColumns + column_of(first + v)) * 4);
                 }
             }
+            fetch.step();
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const Words input = splat_word(codes + r * x.stride + g * kGroup + q * 4);
@@ -229,7 +229,7 @@ void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t pan
                 const float x_scale = scales[r * x.groups + g];
                 sums[r][v] = fma(to_floats(dots[r][v]), scale * x_scale, sums[r][v]);
                 if constexpr (Codes::kMinima) {
-                    const float share = x_scale * float(code_sums[r * x.groups + g]);
+                    const float share = x_scale * float(starts[r * x.groups + g]);
                     sums[r][v] = fma(load(factors + kPanelColumns), splat(share), sums[r][v]);
                 }
             }
@@ -287,11 +287,21 @@ void dense_unit(const Product& p, float* c, int64_t row, int64_t rows, const cha
 
 template <class Codes, int V>
 void grouped_unit(const Product& p, float* c, int64_t row, int64_t rows, const char* panels, int first) {
-    for (int64_t r = 0; r < rows; r += kGroupRows) {
+    const int64_t other_tiles = (rows - 1) / kGroupRows;
+    const char* next = panels + (panel_of(first + V - 1) + 1) * p.panel_bytes;
+    const char* const next_end = next + (panel_of(V - 1) + 1) * p.panel_bytes;
+    const int64_t lines = other_tiles ? (V * kLanes * 4 / 64 + other_tiles - 1) / other_tiles : 0;
+    const auto tile = [&](int64_t r, auto fetch) {
         with_rows<kGroupRows>(smaller<int64_t>(kGroupRows, rows - r), [&](auto n) OCTAVO_LAMBDA {
-            grouped_tile<Codes, decltype(n)::rows, V>(p.x, row + r, panels, p.panel_bytes, first, c + r * kUnitColumns);
+            grouped_tile<Codes, decltype(n)::rows, V>(p.x, row + r, panels, p.panel_bytes, first, c + r * kUnitColumns,
+                                                      fetch);
         });
+    };
+    if (rows == 1) {
+        return grouped_tile<Codes, 1, V>(p.x, row, panels, p.panel_bytes, first, c, FetchAhead<kAheadOne>());
     }
+    tile(0, FetchAhead<kAheadFew>());
+    for (int64_t r = kGroupRows; r < rows; r += kGroupRows) tile(r, FetchNext{next, next_end, lines});
 }
 
 template <class Word>

@@ -91,9 +91,10 @@ struct Operand {
     void* data;       // [rows][stride]
     int64_t stride;   // in elements
     float* scales;    // [rows][groups], of codes only
-    int32_t* sums;    // [rows][groups]: the sum of a group's codes
+    int32_t* starts;  // [rows][groups]: the sum of a group's codes times start_factor
     int64_t groups;   // of a row
     int format;       // OCTAVO_FORMAT_FLOAT32, _BFLOAT16 or _INT8
+    int start_factor; // minus the weights' offset, so that products of codes start there; 1 where weights have minima
 };
 
 // What becomes of a product's results.
