@@ -182,7 +182,9 @@ struct Fetch {
     };
     Part parts[3 * (kChunk / 8)];
     int num_parts = 0, part = 0;
-    Part now[2] = {};  // where the next lines are, in two parts at a time
+    // Two parts at a time read faster from memory than one.
+    static constexpr int kWays = Lines > 1 ? 2 : 1;
+    Part now[kWays] = {};  // where the next lines are
 
     // Of a chunk that is computed now, or after it. Blocks longer than a chunk are left to the processor.
     void add(const Attend& a, const TileView& view, int chunk, int item_bytes, bool current) {
@@ -215,10 +217,9 @@ struct Fetch {
         if (now[0].begin == 0) return;
 #pragma GCC unroll 8
         for (int i = 0; i < Lines; ++i) {
-            __builtin_prefetch(reinterpret_cast<const void*>(now[i % 2].begin + uintptr_t(i / 2 * 64)));
+            __builtin_prefetch(reinterpret_cast<const void*>(now[i % kWays].begin + uintptr_t(i / kWays * 64)));
         }
-        now[0].begin += (Lines + 1) / 2 * 64;
-        now[1].begin += Lines / 2 * 64;
+        for (Part& p : now) p.begin += Lines / kWays * 64;
         if (now[0].begin >= now[0].end) next();
     }
 };

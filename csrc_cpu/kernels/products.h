@@ -31,16 +31,21 @@ void score_block(const float* q, int64_t q_stride, int64_t head_size, const KeyV
                  F& fetch) {
     constexpr int N = kVectors;
     Floats sums[R][N] = {};
-    for (int64_t d = 0; d < head_size; ++d) {
-        Floats k[N];
+    for (int64_t lane = 0; lane * P < head_size; ++lane) {
+#pragma GCC unroll 4
+        for (int part = 0; part < P; ++part) {  // known parts: shifts by constants
+            const int64_t d = lane * P + part;
+            if (P > 1 && d >= head_size) break;
+            Floats k[N];
 #pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) k[n] = load_part<P>(keys.vectors[n] + d / P * keys.stride, int(d % P));
-        fetch.step();
+            for (int n = 0; n < N; ++n) k[n] = load_part<P>(keys.vectors[n] + lane * keys.stride, part);
+            fetch.step();
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const Floats x = splat(q[r * q_stride + d]);
+            for (int r = 0; r < R; ++r) {
+                const Floats x = splat(q[r * q_stride + d]);
 #pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) sums[r][n] = fma(x, k[n], sums[r][n]);
+                for (int n = 0; n < N; ++n) sums[r][n] = fma(x, k[n], sums[r][n]);
+            }
         }
     }
 #pragma GCC unroll 8
@@ -68,18 +73,21 @@ void value_block(const float* p, const ValueRows<T>& values, int64_t offset, int
         const int block = t / values.rows_per_block;
         const T* const v = values.blocks[block] + offset * P;
         const int stop = smaller(last, (block + 1) * values.rows_per_block);
-        for (; t < stop; ++t) {
-            const int row = t - block * values.rows_per_block;
-            const T* const lanes = v + row / P * values.stride;
-            Floats x[N];
+        for (t = t / P * P; t < stop; t += P) {
+            const T* const lanes = v + (t - block * values.rows_per_block) / P * values.stride;
+#pragma GCC unroll 4
+            for (int part = 0; part < P; ++part) {
+                if (P > 1 && (t + part < first || t + part >= stop)) continue;
+                Floats x[N];
 #pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) x[n] = load_part<P>(lanes + n * kLanes * P, row % P);
-            fetch.step();
+                for (int n = 0; n < N; ++n) x[n] = load_part<P>(lanes + n * kLanes * P, part);
+                fetch.step();
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const Floats w = splat(p[r * kChunk + t]);
+                for (int r = 0; r < R; ++r) {
+                    const Floats w = splat(p[r * kChunk + t + part]);
 #pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) sums[r][n] = fma(w, x[n], sums[r][n]);
+                    for (int n = 0; n < N; ++n) sums[r][n] = fma(w, x[n], sums[r][n]);
+                }
             }
         }
     }
