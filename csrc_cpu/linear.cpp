@@ -12,7 +12,7 @@ namespace octavo {
 namespace {
 
 // Below so many elements, or multiply-adds, a second thread is not worth waking.
-constexpr int64_t kGrainElements = 16 * 1024;
+constexpr int64_t kGrainElements = 8 * 1024;
 constexpr int64_t kGrainProducts = 64 * 1024;
 constexpr int64_t kFewRows = 4;         // up to so many, reading the weights is all that counts
 constexpr int64_t kTileRowsAlign = 12;  // a multiple of every tile's rows
@@ -30,7 +30,11 @@ int64_t operand_stride(int64_t size, int format) {
     return (bytes % 1024 ? bytes : bytes + 64) / element_bytes(format);
 }
 
-int64_t rows_for(int64_t elements) { return std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, elements)); }
+// Rows a range: as many ranges as are worth handing out, and of equal length.
+int64_t rows_for(int64_t rows, int64_t elements) {
+    const int64_t ranges = std::clamp<int64_t>(rows * elements / kGrainElements, 1, 8 * num_threads());
+    return std::max<int64_t>(1, (rows + ranges - 1) / ranges);
+}
 
 }  // namespace
 
@@ -91,12 +95,12 @@ bool multiply(Product& p) {
 
 void prepare(const Prepare& p, int64_t num_rows) {
     const auto kernel = kernels()->prepare;
-    parallel_for(num_rows, rows_for(p.hidden), [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
+    parallel_for(num_rows, rows_for(num_rows, p.hidden), [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
 }
 
 void convert(const Convert& p, int64_t num_rows) {
     const auto kernel = kernels()->convert;
-    parallel_for(num_rows, rows_for(p.size), [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
+    parallel_for(num_rows, rows_for(num_rows, p.size), [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
 }
 
 }  // namespace octavo

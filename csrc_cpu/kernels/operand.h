@@ -39,11 +39,8 @@ OCTAVO_INLINE void store_codes(const Operand& to, int64_t row, int64_t group, co
         for (int i = 0; i < kLanes; ++i) codes[v * kLanes + i] = int8_t(code[i]);
 #endif
     }
-    int32_t lanes[kLanes], sum_of_codes = 0;
-    std::memcpy(lanes, &code_sum, sizeof lanes);
-    for (int i = 0; i < kLanes; ++i) sum_of_codes += lanes[i];
     to.scales[row * to.groups + group] = scale;
-    to.starts[row * to.groups + group] = to.start_factor * sum_of_codes;
+    to.starts[row * to.groups + group] = to.start_factor * sum(code_sum);
 }
 
 OCTAVO_INLINE void store_group(const Operand& to, int64_t row, int64_t group, const Floats* x) {
