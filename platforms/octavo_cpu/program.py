@@ -109,6 +109,7 @@ class NativeProgram:
         self.on_layer = _nothing
         self._workspace = zeros(0, torch.uint8)
         self._room = 0  # tokens that the workspace is made for
+        self._logits_memory = zeros(0, torch.float32)
         self._reserve(max(request.max_tokens, request.max_rows, 1))
 
     @property
@@ -199,8 +200,11 @@ class NativeProgram:
         return row_outputs(hidden, inverse.reshape(-1), rows, self._logits, self._vocab_size).fetch()
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, V] float32."""
-        logits = torch.empty((len(hidden), self._vocab_size), dtype=torch.float32)
+        """[n, V] float32, until the next call: fresh memory at every step would cost as much as filling it."""
+        size = len(hidden) * self._vocab_size
+        if size > len(self._logits_memory):
+            self._logits_memory = zeros(size, torch.float32)
+        logits = self._logits_memory[:size].view(len(hidden), self._vocab_size)
         arguments = logits.data_ptr(), hidden.contiguous().data_ptr(), len(hidden), self._workspace.data_ptr()
         self._library.check(self._library.decoder_logits(self._address, *arguments), "logits")
         return logits

@@ -101,7 +101,7 @@ class Paged:
         rows = Rows(np.arange(ends[-1]), np.full(ends[-1], RowMode.LOGITS, np.uint8))
         logits = self.program.submit(self.batch(work), rows).result().logits
         assert logits is not None
-        return list(torch.split(logits, [n for _, n in work]))
+        return list(torch.split(logits.clone(), [n for _, n in work]))  # the program's own hold for a step
 
     def batch(self, work: Sequence[tuple[Running, int]]) -> StepBatch:
         """The step's batch; afterwards the sequences count their tokens as computed."""

@@ -76,6 +76,8 @@ class StepBatch:
 class StepOutput:
     """What the rows asked for, in host memory; each array covers the entries of its mode, in their order.
 
+    Arrays hold until the next step is submitted: a program may use their memory again then.
+
     Attributes:
         logits: [L, V] float32 tensor.
         greedy_ids: [G] int64; -1 where the logits hold NaN, which ends that sequence with an error.

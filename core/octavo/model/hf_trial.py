@@ -93,7 +93,7 @@ class Trial:
         rows = Rows(np.arange(len(ids)), np.full(len(ids), RowMode.LOGITS, np.uint8))
         logits = program.submit(batch, rows).result().logits
         assert logits is not None
-        return torch.split(logits.cpu(), [end - begin for _, begin, end in step])
+        return torch.split(logits.cpu().clone(), [end - begin for _, begin, end in step])
 
 
 def _attention(step: Sequence[tuple[int, int, int]], block_size: int, device: torch.device) -> AttentionBatch:
