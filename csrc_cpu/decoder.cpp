@@ -15,6 +15,8 @@ namespace {
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+constexpr int64_t kTokenGrain = 8;  // tokens that are worth handing out, of work by token
+
 int64_t dtype_bytes(int dtype) { return dtype == OCTAVO_FLOAT32 ? 4 : 2; }
 
 // The widest part of any layer, which buffers are made for.
@@ -97,7 +99,7 @@ private:
     void embed() {
         const auto& k = *kernels();
         const int64_t bytes = panel_bytes(d_.embedding), hidden = d_.hidden;
-        parallel_for(s_.num_tokens, 16, [&](int64_t begin, int64_t end) {
+        parallel_for(s_.num_tokens, kTokenGrain, [&](int64_t begin, int64_t end) {
             if (s_.embeds) {
                 std::memcpy(b_.stream + begin * hidden, s_.embeds + begin * hidden, size_t((end - begin) * hidden) * 4);
             } else {
@@ -141,15 +143,16 @@ private:
         const Rotate rotate = {b_.qkv,         rotated,        l.qkv.rows,  &l,
                                s_.positions,   g.num_heads,    g.num_kv_heads,
                                g.head_size,    g.dtype};
-        const auto kernel = kernels()->rotate;
-        parallel_for(s_.num_tokens, 8, [&](int64_t begin, int64_t end) { kernel(rotate, begin, end); });
-
         const int64_t head = g.head_size, stride = l.qkv.rows, bytes = dtype_bytes(g.dtype);
         const char* const query = static_cast<const char*>(rotated);
         const char* const key = query + g.num_heads * head * bytes;
         const char* const value = key + g.num_kv_heads * head * bytes;
-        int status = write_kv({&g, l.cache, key, value, stride, head, stride, head});
-        if (status != OCTAVO_OK) return status;
+        const WriteKv write = {&g, l.cache, key, value, stride, head, stride, head};
+        const Kernels& k = *kernels();
+        parallel_for(s_.num_tokens, kTokenGrain, [&](int64_t begin, int64_t end) {
+            k.rotate(rotate, begin, end);
+            k.write_kv(write, begin, end);
+        });
 
         const int format = operand_format(l.o);
         const bool as_it_is = format == g.dtype && l.o.cols % kGroup == 0;
@@ -166,7 +169,7 @@ private:
         a.query_head_stride = head;
         a.out_token_stride = out_stride;
         a.out_head_stride = head;
-        status = attend(a);
+        const int status = attend(a);
         if (status != OCTAVO_OK) return status;
         if (!as_it_is) convert({b_.attended, l.o.cols, l.o.cols, g.dtype, attended}, s_.num_tokens);
         return add_branch(l.o, attended, l.attn_post, l.residual_scale);
@@ -244,11 +247,16 @@ private:
 };
 
 bool in_range(const octavo_decoder& d, const octavo_step& s) {
+    int num_groups = 0;  // in the order of their first layers
     int64_t num_positions = d.positions ? d.num_positions - d.position_offset : INT64_MAX;
     for (int64_t i = 0; i < d.num_layers; ++i) {
         const octavo_layer& layer = d.layers[i];
         if (layer.cos_sin) num_positions = std::min(num_positions, layer.num_positions);
-        if (s.groups[layer.group].num_tokens != s.num_tokens || !layer.cache) return false;
+        if (layer.group == num_groups) {
+            const octavo_attention& g = s.groups[num_groups++];
+            if (g.num_tokens != s.num_tokens || check_batch(g) != OCTAVO_OK) return false;
+        }
+        if (layer.group >= num_groups || !layer.cache) return false;
     }
     for (int64_t t = 0; t < s.num_tokens; ++t) {
         if (!s.embeds && (s.token_ids[t] < 0 || s.token_ids[t] >= d.embedding.rows)) return false;

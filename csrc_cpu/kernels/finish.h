@@ -22,23 +22,28 @@ OCTAVO_INLINE Floats logits_of(const Product& p, Floats x) {
     return p.softcap > 0.0f ? tanh(x * (1.0f / p.softcap)) * p.softcap : x;
 }
 
-// body(results, column, number that count) for each vector of a row.
-template <class Body>
+// body(results, column, number that count) for each vector of a row. `Whole`: all count, and there is no bias.
+template <bool Whole, class Body>
 OCTAVO_INLINE void for_each_result(const Product& p, const float* c, int64_t panel, int panels, const Body& body) {
     for (int v = 0; v < panels * kPanelVectors; ++v) {
         const int64_t column = panel * kPanelColumns + v * kLanes;
-        if (column >= p.weight.rows) return;
-        body(with_bias(p, c + v * kLanes, column), column, smaller<int64_t>(kLanes, p.weight.rows - column));
+        if constexpr (Whole) {
+            body(load(c + v * kLanes), column, int64_t(kLanes));
+        } else {
+            if (column >= p.weight.rows) return;
+            body(with_bias(p, c + v * kLanes, column), column, smaller<int64_t>(kLanes, p.weight.rows - column));
+        }
     }
 }
 
 // The largest result of a unit and the first column that has it; id -1 where one is not a number.
+template <bool Whole>
 OCTAVO_INLINE void finish_best(const Product& p, const float* c, int64_t row, int64_t panel, int panels) {
     const float none = -__builtin_inff();
     Floats top = splat(none), kept[kUnitVectors];
     uint32_t odd = 0;
     int num = 0;
-    for_each_result(p, c, panel, panels, [&](Floats x, int64_t, int64_t n) OCTAVO_LAMBDA {
+    for_each_result<Whole>(p, c, panel, panels, [&](Floats x, int64_t, int64_t n) OCTAVO_LAMBDA {
         x = logits_of(p, x);
         if (n < kLanes) {
             float lanes[kLanes];
@@ -94,39 +99,48 @@ OCTAVO_INLINE void finish_operand(const Product& p, const float* c, int64_t row,
     }
 }
 
-inline void finish(const Product& p, const float* c, int64_t row, int64_t rows, int64_t panel, int panels) {
-    for (int64_t r = 0; r < rows; ++r, c += kUnitColumns) {
-        float* out = static_cast<float*>(p.out) + (row + r) * p.out_stride;
-        switch (p.finish) {
-            case kStore:
-                for_each_result(p, c, panel, panels, [&](Floats x, int64_t at, int64_t n)
-                                                         OCTAVO_LAMBDA { put_first(out + at, x, n); });
-                break;
-            case kAdd:
-                for_each_result(p, c, panel, panels, [&](Floats x, int64_t at, int64_t n) OCTAVO_LAMBDA {
-                    put_first(out + at, fma(x, splat(p.scale), load_some(out + at, n)), n);
-                });
-                break;
-            case kStoreBf16: {
-                BFloat16* narrow_out = static_cast<BFloat16*>(p.out) + (row + r) * p.out_stride;
-                for_each_result(p, c, panel, panels, [&](Floats x, int64_t at, int64_t n)
-                                                         OCTAVO_LAMBDA { put_first(narrow_out + at, x, n); });
-                break;
-            }
-            case kStoreLogits:
-                for_each_result(p, c, panel, panels, [&](Floats x, int64_t at, int64_t n)
-                                                         OCTAVO_LAMBDA { put_first(out + at, logits_of(p, x), n); });
-                break;
-            case kBest: finish_best(p, c, row + r, panel, panels); break;
-            default:
-                if (p.activation == OCTAVO_SWIGLU_CLAMPED) {
-                    finish_operand<OCTAVO_SWIGLU_CLAMPED>(p, c, row + r, panel, panels);
-                    break;
-                }
-                with_activation(p.activation, [&](auto kind) {
-                    finish_operand<decltype(kind)::kind>(p, c, row + r, panel, panels);
-                });
+// Rows [row, row + rows) of a unit, by what becomes of them.
+template <bool Whole>
+void finish_rows(const Product& p, const float* c, int64_t row, int64_t rows, int64_t panel, int panels) {
+    const auto each = [&](auto* out, const auto& put) OCTAVO_LAMBDA {
+        out += row * p.out_stride;
+        for (int64_t r = 0; r < rows; ++r, out += p.out_stride) {
+            for_each_result<Whole>(p, c + r * kUnitColumns, panel, panels, [&](Floats x, int64_t at, int64_t n)
+                                                                               OCTAVO_LAMBDA { put(out + at, x, n); });
         }
+    };
+    const auto store_some = [](auto* out, Floats x, int64_t n) OCTAVO_LAMBDA { put_first(out, x, n); };
+    auto* const floats = static_cast<float*>(p.out);
+    switch (p.finish) {
+        case kStore: return each(floats, store_some);
+        case kStoreBf16: return each(static_cast<BFloat16*>(p.out), store_some);
+        case kStoreLogits:
+            return each(floats, [&](float* out, Floats x, int64_t n)
+                                    OCTAVO_LAMBDA { put_first(out, logits_of(p, x), n); });
+        case kAdd:
+            return each(floats, [&](float* out, Floats x, int64_t n)
+                                    OCTAVO_LAMBDA { put_first(out, fma(x, splat(p.scale), load_some(out, n)), n); });
+        case kBest:
+            for (int64_t r = 0; r < rows; ++r) {
+                finish_best<Whole>(p, c + r * kUnitColumns, row + r, panel, panels);
+            }
+            return;
+        default: break;
+    }
+    const auto operands = [&](auto kind) {
+        for (int64_t r = 0; r < rows; ++r) {
+            finish_operand<decltype(kind)::kind>(p, c + r * kUnitColumns, row + r, panel, panels);
+        }
+    };
+    if (p.activation == OCTAVO_SWIGLU_CLAMPED) return operands(KindOf<OCTAVO_SWIGLU_CLAMPED>());
+    with_activation(p.activation, operands);
+}
+
+inline void finish(const Product& p, const float* c, int64_t row, int64_t rows, int64_t panel, int panels) {
+    if (!p.weight.bias && (panel + panels) * kPanelColumns <= p.weight.rows) {
+        finish_rows<true>(p, c, row, rows, panel, panels);
+    } else {
+        finish_rows<false>(p, c, row, rows, panel, panels);
     }
 }
 

@@ -50,7 +50,7 @@ OCTAVO_INLINE void store_group(const Operand& to, int64_t row, int64_t group, co
             for (int v = 0; v < kGroupVectorCount; ++v) store(static_cast<float*>(to.data) + at + v * kLanes, x[v]);
             return;
         case OCTAVO_FORMAT_BFLOAT16:
-            for (int v = 0; v < kGroupVectorCount; ++v) store(static_cast<BFloat16*>(to.data) + at + v * kLanes, x[v]);
+            for (int v = 0; v < kGroupVectorCount; ++v) store_input(static_cast<BFloat16*>(to.data) + at + v * kLanes, x[v]);
             return;
         default: return store_codes(to, row, group, x);
     }

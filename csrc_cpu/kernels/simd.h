@@ -219,6 +219,15 @@ OCTAVO_INLINE void store(BFloat16* p, Floats x) {
     const Shorts y = narrow(rounded);
     std::memcpy(p, &y, sizeof y);
 }
+// Of inputs to products, which take subnormal numbers as zero.
+OCTAVO_INLINE void store_input(BFloat16* p, Floats x) {
+#if defined(__AVX512BF16__)
+    const __m256bh y = _mm512_cvtneps_pbh((__m512)x);
+    std::memcpy(p, &y, sizeof y);
+#else
+    store(p, x);
+#endif
+}
 OCTAVO_INLINE void store(Float16* p, Floats x) {
 #if defined(__AVX512F__)
     const __m256i y = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
