@@ -83,7 +83,7 @@ FAULTS = {
     ),
     "wrong-major": Fault(
         "octavo_platforms",
-        ("platform 'chip' was written for contract 7.0; this Octavo has 0.9 and serves major 0",),
+        ("platform 'chip' was written for contract 7.0; this Octavo has 0.10 and serves major 0",),
         of(GOOD.replace("(0, 9)", "(7, 0)")),
     ),
     "misspelt-hook": Fault(

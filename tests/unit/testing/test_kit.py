@@ -109,11 +109,11 @@ def test_a_report_reads_as_lines_and_as_data() -> None:
     report = report_of((0, "pass"), (0, "fail"), (1, "not offered"))
     assert not report.ok
     assert summary(report) == (
-        "toy of toy (octavo-toy 1.0), contract 0.10: 1 pass, 1 fail, 1 not offered; no level is reached"
+        "toy of toy (octavo-toy 1.0), contract 0.11: 1 pass, 1 fail, 1 not offered; no level is reached"
     )
     assert line(Result("ops/x/float32", 0, "", "not offered", "no")).split() == ["none", "0", "ops/x/float32", "no"]
     data = json.loads(json.dumps(report.as_data()))
-    assert (data["platform"], data["reached"], data["ok"], data["contract"]) == ("toy", None, False, "0.9")
+    assert (data["platform"], data["reached"], data["ok"], data["contract"]) == ("toy", None, False, "0.10")
     assert data["results"][1]["outcome"] == "fail"
 
 
@@ -176,7 +176,7 @@ def test_expectations_that_are_not_there() -> None:
 def test_the_command_lists_its_checks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conformance", "--list", "--level", "0", "platform"]) == 0
     listed = [text.split()[1] for text in capsys.readouterr().out.splitlines()]
-    assert listed == [f"platform/{name}" for name in ("facts", "memory", "settings", "attributes", "answers")]
+    assert listed == [f"platform/{name}" for name in ("facts", "memory", "settings", "attributes", "answers", "probe")]
 
 
 @pytest.mark.parametrize(
