@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from doubles.plugins import platform_source, write_distribution
 
+from octavo.contract import API_VERSION
+
+CONTRACT = ".".join(map(str, API_VERSION))
 BEST = 1000  # above whatever is installed where the tests run
 GOOD = platform_source("chip", priority=BEST)
 OFFERS_OP = """
@@ -83,7 +86,7 @@ FAULTS = {
     ),
     "wrong-major": Fault(
         "octavo_platforms",
-        ("platform 'chip' was written for contract 7.0; this Octavo has 0.10 and serves major 0",),
+        (f"platform 'chip' was written for contract 7.0; this Octavo has {CONTRACT} and serves major 0",),
         of(GOOD.replace("(0, 9)", "(7, 0)")),
     ),
     "misspelt-hook": Fault(

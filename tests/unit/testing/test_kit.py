@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from octavo.cli.main import main
-from octavo.contract import OPS
+from octavo.contract import API_VERSION, OPS
 from octavo.errors import ConfigError
 from octavo.testing import Bench, Check, CheckError, NotOfferedError, checks
 from octavo.testing.cases_attention import SPECS
 from octavo.testing.expectations import Expectation, Expectations
 from octavo.testing.report import line, summary, support_table
 from octavo.testing.runner import Outcome, Report, Result, run_check
+
+CONTRACT = ".".join(map(str, API_VERSION))
 
 
 def test_every_check_has_a_name_of_its_own_and_says_what_holds() -> None:
@@ -113,7 +115,7 @@ def test_a_report_reads_as_lines_and_as_data() -> None:
     )
     assert line(Result("ops/x/float32", 0, "", "not offered", "no")).split() == ["none", "0", "ops/x/float32", "no"]
     data = json.loads(json.dumps(report.as_data()))
-    assert (data["platform"], data["reached"], data["ok"], data["contract"]) == ("toy", None, False, "0.10")
+    assert (data["platform"], data["reached"], data["ok"], data["contract"]) == ("toy", None, False, CONTRACT)
     assert data["results"][1]["outcome"] == "fail"
 
 
