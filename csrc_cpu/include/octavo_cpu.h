@@ -214,6 +214,12 @@ OCTAVO_API int octavo_decoder_step(const octavo_decoder* d, const octavo_step* s
 OCTAVO_API int octavo_decoder_logits(const octavo_decoder* d, float* logits, const float* hidden, int64_t num_rows,
                                      void* workspace);
 
+// ids[num_rows]: a token drawn from row rows[i] of logits[num_logits, stride], of which the first `size` count; -1 where
+// rounding might decide, and where logits are not numbers. top_k 0, top_p 1 and min_p 0 keep all; uniform is in [0, 1).
+OCTAVO_API int octavo_sample(int64_t* ids, const float* logits, int64_t num_logits, int64_t stride, int64_t size,
+                             const int64_t* rows, const double* temperature, const int64_t* top_k, const double* top_p,
+                             const double* min_p, const double* uniform, int64_t num_rows);
+
 // Limits, on all threads: bytes a second of reading `memory` over and over, and multiplications and additions a second
 // of products of a format (float32, bfloat16, int8) in registers.
 OCTAVO_API double octavo_probe_bandwidth(const void* memory, int64_t bytes);

@@ -6,6 +6,7 @@
 #include "finish.h"
 #include "norm.h"
 #include "probe.h"
+#include "sample.h"
 #include "table.h"
 #include "write.h"
 
@@ -101,6 +102,10 @@ const Kernels kernels = {
     attend_tiles,
     attend_pieces,
     fold_tiles,
+    row_top,
+    weigh_row,
+    gather_row,
+    weigh_values,
 };
 
 }  // namespace OCTAVO_ISA

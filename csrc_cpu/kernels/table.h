@@ -153,6 +153,15 @@ struct Rotate {
     int num_heads, num_kv_heads, head_size, dtype;
 };
 
+constexpr int kSampleBlock = 64;  // logits whose weights are summed as one
+
+// A row of logits, and how it is made to be at most 0: (logit - top) * factor.
+struct LogitRow {
+    const float* data;
+    int64_t size;
+    float top, factor, floor;  // what is below the floor, then, weighs nothing
+};
+
 struct Kernels {
     const char* name;
     // One unit of a product: rows [row, row + rows), outputs of panels [panel, panel + panels).
@@ -176,6 +185,10 @@ struct Kernels {
     void (*attend_tiles)(const Attend&, float* scratch, int64_t begin, int64_t end);   // whole tiles
     void (*attend_pieces)(const Attend&, float* scratch, int64_t begin, int64_t end);  // chunks of tiles
     void (*fold_tiles)(const Attend&, float* scratch, int64_t begin, int64_t end);     // tiles, from their pieces
+    float (*row_top)(const float* row, int64_t size);
+    double (*weigh_row)(const LogitRow&, float* sums);
+    int64_t (*gather_row)(const LogitRow&, int64_t begin, int64_t end, float lowest, float* values, int32_t* ids);
+    void (*weigh_values)(const float* values, float* weights, int64_t count);
 };
 
 namespace base {

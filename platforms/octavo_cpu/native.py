@@ -37,6 +37,7 @@ _KERNELS: dict[str, tuple[Any, ...]] = {
     "linear": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int),
     "decoder_step": (c_void_p, c_void_p),
     "decoder_logits": (c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
+    "sample": (c_void_p, c_void_p, *[c_int64] * 3, *[c_void_p] * 6, c_int64),
     "copy_blocks": (*[POINTER(c_void_p)] * 2, c_int64, c_void_p, *[c_int64] * 4),
 }
 
@@ -63,6 +64,7 @@ class NativeLibrary:
     linear: Callable[..., int]
     decoder_step: Callable[..., int]
     decoder_logits: Callable[..., int]
+    sample: Callable[..., int]
 
     def __init__(self, path: Path) -> None:
         """Load and check.

@@ -16,6 +16,7 @@ from octavo.contract import (
     OpSignature,
     RMSNorm,
     RotaryEmbedding,
+    Sample,
     Support,
     Weight,
 )
@@ -49,6 +50,7 @@ def native_ops(library: NativeLibrary) -> list[OpImpl]:
         impl("rotary_embedding", _rotary_embedding(library), _supports_rotary),
         impl("activation", _activation(library), _supports_activation(ACTIVATIONS)),
         impl("act_and_mul", _act_and_mul(library), _supports_activation(GATED_ACTIVATIONS)),
+        impl("sample", _sample(library), _supports_sample),
     ]
 
 
@@ -63,6 +65,12 @@ def _supports(signature: OpSignature) -> Support:
 def _supports_linear(signature: OpSignature) -> Support:
     if signature.device_type == "cpu" and signature.dtype not in (torch.float32, torch.bfloat16):
         return Support.no(f"dtype {signature.dtype}, built for float32, bfloat16")
+    return _supports(signature)
+
+
+def _supports_sample(signature: OpSignature) -> Support:
+    if signature.device_type == "cpu" and signature.dtype != torch.float32:
+        return Support.no(f"dtype {signature.dtype}, built for float32")
     return _supports(signature)
 
 
@@ -271,3 +279,21 @@ def _act_and_mul(library: NativeLibrary) -> Callable[[ActAndMul], torch.Tensor]:
         return out
 
     return act_and_mul
+
+
+def _sample(library: NativeLibrary) -> Callable[[Sample], torch.Tensor]:
+    call = library.sample
+
+    def sample(args: Sample) -> torch.Tensor:
+        logits = args.logits
+        size, num_rows = logits.shape[1], len(args.rows)
+        ids = torch.empty(num_rows, dtype=torch.int64)
+        wishes = args.rows, args.temperature, args.top_k, args.top_p, args.min_p, args.uniform
+        pointers = [wish.data_ptr() for wish in wishes]
+        stride = logits.stride(0)
+        status = call(ids.data_ptr(), logits.data_ptr(), len(logits), stride, size, *pointers, num_rows)
+        if status:
+            library.check(status, f"sampling from {num_rows} rows of {size} logits")
+        return ids
+
+    return sample

@@ -219,7 +219,7 @@ def _capabilities(platform: "Platform") -> dict[str, Any]:
 
 def example_signatures(platform: "Platform") -> "list[OpSignature]":
     """Each op at a common size, in the platform's preferred dtype: what serves where no model says more."""
-    from octavo.contract import OPS, OpSignature
+    from octavo.contract import OPS
 
     sizes: dict[str, int | float | bool | str] = {
         "hidden_size": 4096,
@@ -231,12 +231,10 @@ def example_signatures(platform: "Platform") -> "list[OpSignature]":
         "weight_format": "dense",
         "in_features": 4096,
         "out_features": 4096,
+        "vocab_size": 131072,
     }
     dtype = _preferred_dtype(platform)
-    return [
-        OpSignature(op.name, dtype, platform.device.type, tuple((trait, sizes[trait]) for trait in op.traits))
-        for op in OPS.values()
-    ]
+    return [op.signature(dtype, platform.device.type, sizes) for op in OPS.values()]
 
 
 def example_attention(platform: "Platform") -> "AttentionSpec":

@@ -16,6 +16,7 @@ from octavo.contract.ops import (
     OpSignature,
     RMSNorm,
     RotaryEmbedding,
+    Sample,
     Tier,
 )
 from octavo.contract.platform import (
@@ -95,6 +96,7 @@ __all__ = [
     "RotaryEmbedding",
     "RowMode",
     "Rows",
+    "Sample",
     "Shard",
     "SharedExpert",
     "StepBatch",

@@ -10,7 +10,7 @@ contiguous and rows may be strided.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ __all__ = [
     "OpSignature",
     "RMSNorm",
     "RotaryEmbedding",
+    "Sample",
     "Tier",
 ]
 
@@ -129,6 +130,38 @@ class Embedding(msgspec.Struct, frozen=True):
     dtype: torch.dtype | None = None
 
 
+class Sample(msgspec.Struct, frozen=True):
+    """ids[n] int64: a token drawn from row `rows[i]` of logits [L, V] float32; optional, core has a sampler of its own.
+
+    Logits less the highest, times the float32 of 1 / max(temperature, 1e-30), are scores, each rounded to float32;
+    e to these are weights. min_p keeps scores not below the float32 of log(min_p), then top_k so many of the best,
+    then top_p the fewest of the best whose weights reach its share of those left. Of equals the lower id is better.
+    The token is the first, in order of id, at which the running sum of the weights kept exceeds `uniform` of it all.
+
+    An id may be -1, undecided: core then draws from that row itself. It must be where weights that differ by some
+    units in the last place of float32, as those of another exp do, would give another id, and where the row holds
+    NaN or its highest logit is infinite. All is in host memory, as what a step gives is; `OpDefinition.of_output`.
+
+    Attributes:
+        logits: not written to.
+        rows: [n] int64, into the rows of logits.
+        temperature: [n] float64, above 0.
+        top_k: [n] int64; 0 or less: all.
+        top_p: [n] float64 in (0, 1]; 1: all.
+        min_p: [n] float64 in [0, 1]; 0: all.
+        uniform: [n] float64 in [0, 1).
+
+    """
+
+    logits: torch.Tensor
+    rows: torch.Tensor
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    uniform: torch.Tensor
+
+
 @dataclass(frozen=True)
 class OpDefinition:
     """One op of the contract.
@@ -138,6 +171,7 @@ class OpDefinition:
         args: the class of its args object, whose docstring says what it computes.
         traits: names that a signature of it carries.
         added: traits, or values of traits, that came after the first version.
+        of_output: it works on what a step gave: signatures say float32 and "cpu", whatever the platform's are.
 
     """
 
@@ -145,6 +179,14 @@ class OpDefinition:
     args: type[msgspec.Struct]
     traits: tuple[str, ...] = ()
     added: tuple[AddedField, ...] = ()
+    of_output: bool = False
+
+    def signature(self, dtype: torch.dtype, device_type: str, sizes: Mapping[str, Any]) -> "OpSignature":
+        """With those of the sizes that are its traits; of a platform's dtype and kind of device where these matter."""
+        traits = tuple((trait, sizes[trait]) for trait in self.traits)
+        if self.of_output:
+            dtype, device_type = torch.float32, "cpu"
+        return OpSignature(self.name, dtype, device_type, traits)
 
     def version_for(self, signature: "OpSignature") -> tuple[int, int]:
         """The first version of the contract that knows everything the call uses."""
@@ -164,6 +206,7 @@ OPS: dict[str, OpDefinition] = {
         OpDefinition("act_and_mul", ActAndMul, ("activation", "width")),
         OpDefinition("linear", Linear, ("weight_format", "in_features", "out_features"), _FORMATS),
         OpDefinition("embedding", Embedding, ("hidden_size", "weight_format"), _FORMATS),
+        OpDefinition("sample", Sample, ("vocab_size",), of_output=True),
     )
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["API_VERSION", "FIRST_VERSION", "AddedField", "version_for"]
 
 FIRST_VERSION: tuple[int, int] = (0, 9)
-API_VERSION: tuple[int, int] = (0, 10)  # (major, minor); 0.10 brought weight formats beside dense
+API_VERSION: tuple[int, int] = (0, 11)  # (major, minor); 0.10 brought weight formats beside dense, 0.11 the op sample
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from octavo.contract import (
     OpSignature,
     RMSNorm,
     RotaryEmbedding,
+    Sample,
 )
 from octavo.contract.reference import ACTIVATIONS, GATED_ACTIVATIONS
 from octavo.testing.quantized import allowed_rounding, random_weight
@@ -88,9 +89,7 @@ class OpCase:
 
     def signature(self, dtype: torch.dtype, device_type: str) -> OpSignature:
         """As the program asks for it."""
-        return OpSignature(
-            self.op, dtype, device_type, tuple((name, self.traits[name]) for name in OPS[self.op].traits)
-        )
+        return OPS[self.op].signature(dtype, device_type, self.traits)
 
 
 def _norms() -> Iterator[OpCase]:
@@ -242,4 +241,50 @@ def _quantized() -> Iterator[OpCase]:
         yield OpCase("embedding", f"{kind}-{rows}x{n}x{k}", traits, embed)
 
 
-CASES: tuple[OpCase, ...] = (*_norms(), *_rotaries(), *_activations(), *_products(), *_quantized())
+def _samples() -> Iterator[OpCase]:
+    """Rows of even, spread and equal logits, some masked; every filter by itself and all together."""
+    wishes = (
+        (0, 1.0, 0.0),
+        (0, 0.9, 0.0),
+        (3, 1.0, 0.0),
+        (40, 0.7, 0.0),
+        (0, 1.0, 0.05),
+        (0, 0.95, 0.01),
+        (7, 0.5, 0.1),
+    )
+
+    def make(d: Draw, vocab: int, scale: float, steps: float) -> Sample:
+        num = len(wishes)
+        logits = d.normal(num, vocab + 7, scale=scale, dtype=torch.float32)[:, 3 : 3 + vocab]
+        if steps:
+            logits = (logits * steps).round() / steps
+        logits[d.integers(5, num, vocab) == 0] = -torch.inf
+        logits[:, vocab // 2] = 3 * scale  # so that no row is masked as a whole
+        top_k, top_p, min_p = (torch.tensor(column) for column in zip(*wishes, strict=True))
+        temperature = d.normal(num, dtype=torch.float64).abs() + 0.2
+        uniform = torch.linspace(0.03, 0.97, num, dtype=torch.float64)
+        return Sample(logits, d.integers(num, num), temperature, top_k, top_p.double(), min_p.double(), uniform)
+
+    for vocab in (1, 99, 1003, 5000):
+        for label, scale, steps in (("spread", 3.0, 0.0), ("even", 0.1, 0.0), ("equals", 2.0, 2.0)):
+
+            def case(d: Draw, vocab: int = vocab, scale: float = scale, steps: float = steps) -> Sample:
+                return make(d, vocab, scale, steps)
+
+            yield OpCase("sample", f"{label}-{vocab}", {"vocab_size": vocab}, case)
+
+    def nobody(d: Draw) -> Sample:
+        args = make(d, 99, 1.0, 0.0)
+        return Sample(*(getattr(args, name)[:0] for name in Sample.__struct_fields__))
+
+    yield OpCase("sample", "no-rows", {"vocab_size": 99}, nobody)
+
+
+CASES: tuple[OpCase, ...] = (
+    *_norms(),
+    *_rotaries(),
+    *_activations(),
+    *_products(),
+    *_quantized(),
+    *_samples(),
+)

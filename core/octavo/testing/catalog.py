@@ -72,7 +72,7 @@ def _of_ops() -> list[Check]:
             lambda bench, op=op, dtype=dtype: kernels.op(bench, op, dtype),  # type: ignore[misc]
         )
         for op in OPS
-        for dtype in DTYPES
+        for dtype in (DTYPES[:1] if OPS[op].of_output else DTYPES)
     ]
 
 

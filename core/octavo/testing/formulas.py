@@ -100,6 +100,29 @@ def embedding(args: Any) -> tuple[Array, ...]:
     return (np.array(rows).reshape(len(rows), args.weight.shape[1]),)
 
 
+def sample(args: Any) -> tuple[Array, ...]:
+    ids = []
+    for i, at in enumerate(args.rows.tolist()):
+        row, factor = args.logits[at].cpu().numpy(), np.float32(1 / max(float(args.temperature[i]), 1e-30))
+        if not np.isfinite(row.max()):
+            ids.append(-1)
+            continue
+        scores = (row - row.max()) * factor
+        weights = {j: math.exp(score) for j, score in enumerate(scores.tolist())}
+        kept = sorted(weights, key=lambda j, scores=scores: (-scores[j], j))  # type: ignore[misc]
+        if args.min_p[i] > 0:
+            kept = [j for j in kept if scores[j] >= np.float32(math.log(args.min_p[i]))]
+        if args.top_k[i] > 0:
+            kept = kept[: int(args.top_k[i])]
+        if args.top_p[i] < 1:
+            running = np.cumsum([weights[j] for j in kept])
+            kept = kept[: int(np.searchsorted(running, float(args.top_p[i]) * running[-1])) + 1]
+        kept.sort()
+        running = np.cumsum([weights[j] for j in kept])
+        ids.append(kept[int(np.searchsorted(running, float(args.uniform[i]) * running[-1], side="right"))])
+    return (np.array(ids, np.float64),)
+
+
 FORMULAS: dict[str, Callable[[Any], tuple[Array, ...]]] = {
     f.__name__: f
     for f in (
@@ -111,6 +134,7 @@ FORMULAS: dict[str, Callable[[Any], tuple[Array, ...]]] = {
         act_and_mul,
         linear,
         embedding,
+        sample,
     )
 }
 

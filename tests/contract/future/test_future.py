@@ -24,6 +24,7 @@ from contract.future.toy import (
 from doubles.platforms import ToyPlatform
 
 from octavo.contract import (
+    API_VERSION,
     AddedField,
     Attention,
     AttentionBackend,
@@ -267,7 +268,7 @@ def test_a_later_op_is_one_more_definition(monkeypatch: pytest.MonkeyPatch) -> N
     """An engine of today passes over who offers it, and one that has it resolves it as any other."""
     from octavo.contract import OPS
 
-    moe = OpImpl("moe", "toy", "native", lambda args: args, api_version=(0, 11))
+    moe = OpImpl("moe", "toy", "native", lambda args: args, api_version=(API_VERSION[0], API_VERSION[1] + 1))
     OpResolver(ToyPlatform([moe]))
     monkeypatch.setitem(OPS, "moe", OpDefinition("moe", OPS["linear"].args, ("num_experts",)))
     signature = OpSignature("moe", torch.float32, "cpu", (("num_experts", 8),))
