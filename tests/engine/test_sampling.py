@@ -9,6 +9,7 @@ import torch
 from doubles.tiny_llm import EOS_IDS, Oracle, greedy, write_tiny_llm
 
 from octavo import LLM, SamplingParams
+from octavo_cpu.platform import CpuPlatform
 
 PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44, 45, 40, 41]}
 OTHERS = [{"prompt_token_ids": [50 + i, 51, 52]} for i in range(4)]
@@ -35,6 +36,20 @@ def test_a_seeded_request_is_constant_whoever_runs_beside_it(tiny: LLM) -> None:
         prompts = [*OTHERS[:others], PROMPT, *OTHERS[others:]]
         assert tiny.generate(prompts, params)[others].outputs[0].token_ids == alone
     assert ids(tiny, seeded.but(seed=8)) != [alone]
+
+
+def test_tokens_are_the_same_with_the_platforms_sampler_and_without(make_llm, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ({}, {"top_p": 0.95}, {"top_k": 7}, {"min_p": 0.02}, {"top_p": 0.9, "frequency_penalty": 0.5})
+    params = [run(seed=i, temperature=0.8 + 0.2 * i, n=1 + i % 2, **kinds[i % 5]) for i in range(10)]
+    prompts = [{"prompt_token_ids": [50 + i, 51, 52]} for i in range(10)]
+
+    def tokens() -> list[list[int]]:
+        llm = make_llm()
+        return [sample.token_ids for output in llm.generate(prompts, params) for sample in output.outputs]
+
+    with_op = tokens()
+    monkeypatch.setattr(CpuPlatform, "ops", lambda self: [])
+    assert tokens() == with_op
 
 
 def test_unseeded_requests_differ_and_follow_the_engines_seed(make_llm) -> None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
+import torch
 
 from octavo.contract import RowMode, StepOutput
 from octavo.executor.batch import SequenceStore
@@ -56,7 +55,7 @@ class Choosing:
             self._take_picked(output.greedy_ids.tolist(), result)
         if self._drawn:
             assert output.logits is not None
-            self._take_drawn(output.logits.numpy(), result)
+            self._take_drawn(output.logits, result)
 
     def _take_picked(self, best: list[int], result: StepResult) -> None:
         """Tokens that the program chose itself; a guess is right while it is the best of the row before."""
@@ -75,7 +74,7 @@ class Choosing:
                 taken[held.seq_id] = found if found[-1] >= 0 else found[:-1]
         self._store.append_new({held.seq_id: taken[held.seq_id] for held, _, _ in self._picked if held.seq_id in taken})
 
-    def _take_drawn(self, logits: npt.NDArray[np.float32], result: StepResult) -> None:
+    def _take_drawn(self, logits: torch.Tensor, result: StepResult) -> None:
         """Draw from the first rows; where a token is the guess, from the row behind it, and so on."""
         drawing = []
         for held, place, drafts in self._drawn:
@@ -84,19 +83,20 @@ class Choosing:
                 drawing.append(_Drawing(held, place, drafts, num_output))
             else:
                 result.failures[held.seq_id] = held.fault
-        going = drawing
+        going, host = drawing, logits.numpy()
         for depth in range(len(max((one.drafts for one in drawing), key=len, default=())) + 1):
             draws = [
                 Draw(
-                    logits[one.place + depth],
+                    host[one.place + depth],
                     one.held.params,
                     one.held.origin.sample_index,
                     one.num_output + depth,
                     one.held.processor,
+                    one.place + depth,
                 )
                 for one in going
             ]
-            tokens = self._sampler.sample(draws)
+            tokens = self._sampler.sample(draws, logits)
             going = [
                 one
                 for one, draw, token_id in zip(going, draws, tokens, strict=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.contract import AttentionBackend, KVCache, Program, RowMode
+from octavo.contract import AttentionBackend, KVCache, Program, RowMode, Sample
 from octavo.executor.batch import BatchBuilder, SequenceStore
 from octavo.executor.choosing import Choosing
 from octavo.executor.held import HeldSequence
@@ -72,6 +72,7 @@ class ModelRunner:
         limits: RunnerLimits,
         device: torch.device,
         grammars: GrammarCompiler | None = None,
+        sample: Callable[[Sample], torch.Tensor] | None = None,
     ) -> None:
         self._program = program
         self._groups = groups
@@ -87,7 +88,7 @@ class ModelRunner:
             pinned=limits.pinned_memory,
             poison=limits.poison,
         )
-        self._sampler = Sampler(limits.vocab_size)
+        self._sampler = Sampler(limits.vocab_size, sample)
         self._sequences: dict[int, HeldSequence] = {}
         self._asking: set[int] = set()  # sequences whose prompts are scored or pooled
         # A padded head's best logit may be none of the tokenizer's.

@@ -9,12 +9,14 @@ renormalised; then one uniform number through the inverse of the cumulative dist
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from octavo.contract import Sample
 from octavo.errors import RequestError
 from octavo.executor.logits import LogitsProcessor
 from octavo.executor.philox import uniforms
@@ -34,6 +36,7 @@ ADDENDS = 64  # terms of each float32 sum in `sum_bounds`
 # A float32 sum of n terms, none below 0, is off by at most about (n - 1) 2^-24 of itself (Higham 2002, 4.2).
 SUM_ERROR = ADDENDS * 2.0**-24
 FLAT = 2.5  # of what is wanted, in units of the best token's weight: more lies deeper than the first search looks
+UNDECIDED = -1  # by the op
 MIN_TEMPERATURE = 1e-30  # its reciprocal is well within float32, and less means nothing else
 
 logger = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ class Draw:
         sample_index: which of its samples.
         position: number of output tokens that the sample has already.
         processor: its masks, biases and penalties, where it has any.
+        row: which of the step's logits they are; None: of none.
 
     """
 
@@ -61,22 +65,27 @@ class Draw:
     sample_index: int
     position: int
     processor: LogitsProcessor | None = None
+    row: int | None = None
 
 
 class Sampler:
     """Chooses tokens below `vocab_size`, the tokenizer's: rows of a padded head are longer.
 
-    Its scratch rows are reused from call to call; nothing else is kept.
+    Its scratch rows are reused from call to call; nothing else is kept. `op` draws where it can, the same tokens.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, op: Callable[[Sample], torch.Tensor] | None = None) -> None:
         self._vocab_size = vocab_size
+        self._op = op
         self._processed = np.empty(vocab_size, np.float32)
         self._scaled = np.empty(vocab_size, np.float32)
         self._weights = np.empty(vocab_size, np.float32)
 
-    def sample(self, draws: Sequence[Draw]) -> list[int | RowError]:
-        """A token id for each draw, or what is wrong with its row. Never raises for one of them."""
+    def sample(self, draws: Sequence[Draw], logits: torch.Tensor | None = None) -> list[int | RowError]:
+        """A token id for each draw, or what is wrong with its row. Never raises for one of them.
+
+        `logits` [L, V] float32 are those of the step, in which the rows of draws lie.
+        """
         if not draws:
             return []
         numbers = uniforms(
@@ -84,8 +93,40 @@ class Sampler:
             np.asarray([draw.position for draw in draws], np.uint64),
             np.asarray([draw.sample_index for draw in draws], np.uint64),
         )
+        tokens: list[int | RowError] = [UNDECIDED] * len(draws)
+        if self._op is not None and logits is not None:
+            asked = [i for i, draw in enumerate(draws) if draw.row is not None and _is_plain(draw)]
+            rows = [draws[i].row for i in asked]
+            found = self._by_op(logits, rows, [draws[i].params for i in asked], numbers[asked])
+            for i, token_id in zip(asked, found, strict=True):
+                tokens[i] = token_id
         with np.errstate(over="ignore"):
-            return [self._guarded(draw, number) for draw, number in zip(draws, numbers.tolist(), strict=True)]
+            return [
+                self._guarded(draw, number) if token_id == UNDECIDED else token_id
+                for draw, number, token_id in zip(draws, numbers.tolist(), tokens, strict=True)
+            ]
+
+    def _by_op(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int | None],
+        params: Sequence[SamplingParams],
+        numbers: npt.NDArray[np.float64],
+    ) -> list[int]:
+        """What the op draws from rows of logits; UNDECIDED where it leaves it to us."""
+        if self._op is None or not rows:
+            return [UNDECIDED] * len(rows)
+        whole = torch.from_numpy(np.asarray([rows, [p.top_k for p in params]], np.int64))
+        wishes = [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params], numbers]
+        temperature, top_p, min_p, uniform = torch.from_numpy(np.asarray(wishes, np.float64))
+        args = Sample(logits[:, : self._vocab_size], whole[0], temperature, whole[1], top_p, min_p, uniform)
+        try:
+            found: list[int] = self._op(args).tolist()
+        except Exception:
+            logger.exception("the platform's op sample failed; tokens are drawn without it from now on")
+            self._op = None
+            return [UNDECIDED] * len(rows)
+        return found
 
     def _guarded(self, draw: Draw, number: float) -> int | RowError:
         try:
@@ -115,6 +156,10 @@ class Sampler:
             return best
         if params.seed is None:
             raise RowError("the request has no seed; one is drawn at admission")
+        if draw.processor is not None and self._op is not None:
+            (token_id,) = self._by_op(torch.from_numpy(logits)[None], [0], [params], np.asarray([number]))
+            if token_id != UNDECIDED:
+                return token_id
         # At most 0, so that nothing overflows; -inf stays and weighs nothing.
         scaled = np.subtract(logits, top, out=self._scaled)
         if params.temperature != 1:
@@ -124,6 +169,11 @@ class Sampler:
             return draw_index(np.exp(scaled, out=self._weights), number)
         ids = filtered(scaled, top_k, params.top_p, params.min_p, self._weights)
         return int(ids[draw_index(np.exp(scaled[ids]), number)])
+
+
+def _is_plain(draw: Draw) -> bool:
+    """Whether the row is drawn from as it is."""
+    return draw.processor is None and not draw.params.greedy and draw.params.seed is not None
 
 
 def filtered(scaled: Floats, top_k: int, top_p: float, min_p: float, scratch: Floats) -> Ints:

@@ -11,6 +11,7 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.contract import (
+    OPS,
     AttentionBackend,
     CompileRequest,
     MemoryInfo,
@@ -19,6 +20,7 @@ from octavo.contract import (
     Program,
     ProgramCosts,
     QuantizedWeight,
+    Sample,
     Support,
 )
 from octavo.errors import ConfigError, OctavoError, PlatformError
@@ -93,6 +95,9 @@ class Worker:
         resolver = OpResolver(platform, ops, config.platform.strict_ops)
         loaded = _load(config, description, platform, resolver, progress)
         _return_freed_memory()
+        num_logits = description.vocab_size
+        num_ids = min(vocab_size or num_logits, num_logits)
+        sample = _sample_op(resolver, num_ids)
         resolver.freeze()
         self.manifest: Manifest = resolver.manifest
         self._log_manifest()
@@ -109,9 +114,8 @@ class Worker:
         poison = os.environ.get(POISON_VARIABLE) == "1"
         caches = _allocate(loaded, self.memory_plan, poison)
         loaded.program.bind([group.device for group in caches])
-        num_logits = description.vocab_size
         limits = RunnerLimits(
-            vocab_size=min(vocab_size or num_logits, num_logits),
+            vocab_size=num_ids,
             num_logits=num_logits,
             block_size=_settled(config.cache.block_size),
             max_model_len=_settled(config.model.max_model_len),
@@ -122,7 +126,7 @@ class Worker:
         )
         self._runner: ModelRunner | None = None
         with _refusals("the buffers of a step", "max_num_seqs, max_num_batched_tokens or max_model_len"):
-            self._runner = ModelRunner(loaded.program, caches, limits, platform.device, grammars)
+            self._runner = ModelRunner(loaded.program, caches, limits, platform.device, grammars, sample)
 
     def facts(self) -> Mapping[str, str]:
         """Name to one line, for `octavo info`."""
@@ -177,6 +181,15 @@ def _return_freed_memory() -> None:
     """What loading took for a while goes back to the system; the C library would keep much of it."""
     with suppress(AttributeError, OSError, TypeError):  # not every C library has such a call
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _sample_op(resolver: OpResolver, vocab_size: int) -> Callable[[Sample], torch.Tensor] | None:
+    """Who draws tokens; None: the sampler itself, which is faster than the reference."""
+    if not resolver.is_offered("sample"):
+        return None
+    signature = OPS["sample"].signature(torch.float32, "cpu", {"vocab_size": vocab_size})
+    resolved = resolver.resolve(signature)
+    return None if resolved.impl.tier == "reference" else resolved.fn
 
 
 def _load(

@@ -1,12 +1,17 @@
 """The sampler against a slow float64 one, its ties, its independence of batch mates and its distribution."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.contract import Sample
+from octavo.contract.reference import sample as reference_op
+from octavo.executor.logits import LogitsProcessor
 from octavo.executor.philox import uniforms
 from octavo.executor.sampler import Draw, RowError, Sampler, best_ids, draw_index, filtered, sum_bounds
 from octavo.sampling_params import SamplingParams
@@ -311,3 +316,60 @@ def test_the_bounds_hold_the_sum(num: int) -> None:
         low, high = sum_bounds(weights)
         assert low <= exact <= high
         assert high - low <= 3e-5 * exact
+
+
+# A platform's op
+
+STEP = np.random.default_rng(9).standard_normal((6, 1010)).astype(np.float32) * 3  # rows of a padded head
+
+
+def step_draws() -> list[Draw]:
+    """All kinds of rows of one step, two of them of the same row."""
+    draws = [draw(STEP[d.position % 6], position=d.position, **vars(d.params)) for d in batch(2, 24)]
+    masked = SamplingParams(seed=4, temperature=0.8, top_p=0.95, bad_words_token_ids=[[int(STEP[1].argmax())]])
+    draws.append(Draw(STEP[1], masked, 0, 1, LogitsProcessor(masked, [], [], [], 1003)))
+    return [replace(d, row=d.position % 6) for d in draws]
+
+
+def test_an_op_draws_the_same_tokens() -> None:
+    asked: list[int] = []
+
+    def op(args: Sample) -> torch.Tensor:
+        """Leaves every third row undecided."""
+        assert args.logits.shape[1] == 1003
+        asked.append(len(args.rows))
+        ids = reference_op(args)
+        ids[::3] = -1
+        return ids
+
+    expected = Sampler(1003).sample(step_draws())
+    assert Sampler(1003, op).sample(step_draws(), torch.from_numpy(STEP)) == expected
+    num_plain = sum(d.processor is None and not d.params.greedy for d in step_draws())
+    assert asked == [num_plain, 1]  # all rows as they are at once, then the one that was masked
+
+
+def test_an_op_that_fails_is_asked_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[int] = []
+
+    def op(args: Sample) -> torch.Tensor:
+        asked.append(len(args.rows))
+        raise OSError("the kernel is gone")
+
+    sampler, expected = Sampler(1003, op), Sampler(1003).sample(step_draws())
+    for _ in range(2):
+        assert sampler.sample(step_draws(), torch.from_numpy(STEP)) == expected
+    assert len(asked) == 1
+    assert "tokens are drawn without it" in caplog.text
+
+
+def test_rows_that_no_op_may_draw_from_are_told_as_before() -> None:
+    rows = torch.tensor([[torch.nan, 1, 2], [1, 2, 3]])
+    draws = [
+        Draw(rows[0].numpy(), SamplingParams(seed=1), 0, 0, row=0),
+        Draw(rows[1].numpy(), SamplingParams(), 0, 0, row=1),
+        Draw(rows[1].numpy(), SamplingParams(temperature=0), 0, 0, row=1),
+    ]
+    not_numbers, no_seed, best = Sampler(3, reference_op).sample(draws, rows)
+    assert "not numbers" in str(not_numbers)
+    assert "no seed" in str(no_seed)
+    assert best == 2

@@ -140,6 +140,12 @@ def test_once_frozen_nothing_new_is_resolved() -> None:
         resolver.resolve_attention(replace(SPEC, head_size=32))
 
 
+def test_the_reference_alone_is_no_offer() -> None:
+    resolver = OpResolver(ToyPlatform(), [impl("shared", "portable")])
+    assert resolver.is_offered("rms_norm")
+    assert not resolver.is_offered("sample")
+
+
 def test_an_implementation_of_an_older_version_never_sees_a_newer_trait(monkeypatch: pytest.MonkeyPatch) -> None:
     newer = OpDefinition("rms_norm", RMSNorm, ("hidden_size", "clamp"), (AddedField("clamp", (0, 12), False),))
     monkeypatch.setitem(OPS, "rms_norm", newer)
