@@ -12,10 +12,15 @@ from octavo.sampling_params import SamplingParams
 from .tiny_models import Tiny, base, reference_logits
 from .vocabularies import byte_level, write_folder
 
-__all__ = ["CHAT_TEMPLATE", "EOS_IDS", "Oracle", "greedy", "write_tiny_llm"]
+__all__ = ["CHAT_TEMPLATE", "EOS_IDS", "PRECISIONS", "Oracle", "greedy", "write_tiny_llm"]
 
 EOS_IDS = (1, 3)  # </s> and <|end|>
 TIE = 1e-3  # two logits closer than this may be told apart otherwise by another order of summation
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+}
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|user|>{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
@@ -57,16 +62,6 @@ class Oracle:
         assert len(logits) == len(found)
         short = logits.max(-1).values - logits.gather(-1, torch.tensor(found)[:, None])[:, 0]
         assert short.max() < TIE, f"token {int(short.argmax())} is {float(short.max()):.4f} short of the best"
-
-    def check_same(self, prompt: Sequence[int], one: Sequence[int], other: Sequence[int]) -> None:
-        """Assert that two greedy outputs are equal, up to where a near tie let them part."""
-        both = list(zip(one, other, strict=False))
-        at = next((i for i, (a, b) in enumerate(both) if a != b), None)
-        if at is None:
-            assert len(one) == len(other)
-            return
-        best = self.logits([*prompt, *one[:at]])[-1].topk(2).values
-        assert best[0] - best[1] < TIE, f"token {at} differs: {one[at]} and {other[at]}"
 
 
 def write_tiny_llm(folder: Path, **changes: Any) -> Oracle:
