@@ -94,45 +94,45 @@ OCTAVO_INLINE Floats min(Floats a, Floats b) {
 #endif
 }
 
+// What lanes are folded by.
+struct Adding {
+    static OCTAVO_INLINE float of(float a, float b) { return a + b; }
+#if defined(__AVX2__)
+    static OCTAVO_INLINE __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
+    static OCTAVO_INLINE __m256 of(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
+#endif
+};
+struct Larger {
+    static OCTAVO_INLINE float of(float a, float b) { return larger(a, b); }
+#if defined(__AVX2__)
+    static OCTAVO_INLINE __m128 of(__m128 a, __m128 b) { return _mm_max_ps(a, b); }
+    static OCTAVO_INLINE __m256 of(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+#endif
+};
+
 // By halves, so that the order depends on the width alone.
-OCTAVO_INLINE float sum(Floats x) {
+template <class How>
+OCTAVO_INLINE float fold(Floats x) {
 #if defined(__AVX2__)
 #if defined(__AVX512F__)
-    const __m256 y = _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+    const __m256 y = How::of(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
 #else
     const __m256 y = (__m256)x;
 #endif
-    __m128 z = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
-    z = _mm_add_ps(z, _mm_movehl_ps(z, z));
-    return _mm_cvtss_f32(_mm_add_ss(z, _mm_movehdup_ps(z)));
+    __m128 z = How::of(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+    z = How::of(z, _mm_movehl_ps(z, z));
+    return _mm_cvtss_f32(How::of(z, _mm_movehdup_ps(z)));
 #else
     float lanes[kLanes];
     std::memcpy(lanes, &x, sizeof x);
     for (int half = kLanes / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+        for (int i = 0; i < half; ++i) lanes[i] = How::of(lanes[i], lanes[i + half]);
     }
     return lanes[0];
 #endif
 }
-OCTAVO_INLINE float maximum(Floats x) {
-#if defined(__AVX2__)
-#if defined(__AVX512F__)
-    const __m256 y = _mm256_max_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
-#else
-    const __m256 y = (__m256)x;
-#endif
-    __m128 z = _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
-    z = _mm_max_ps(z, _mm_movehl_ps(z, z));
-    return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
-#else
-    float lanes[kLanes];
-    std::memcpy(lanes, &x, sizeof x);
-    for (int half = kLanes / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; ++i) lanes[i] = larger(lanes[i], lanes[i + half]);
-    }
-    return lanes[0];
-#endif
-}
+OCTAVO_INLINE float sum(Floats x) { return fold<Adding>(x); }
+OCTAVO_INLINE float maximum(Floats x) { return fold<Larger>(x); }
 OCTAVO_INLINE int32_t sum(Ints x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_epi32((__m512i)x);
