@@ -7,7 +7,7 @@ import pytest
 import torch
 from doubles.family_cases import CASES
 from doubles.paged_program import Paged
-from doubles.tiny_models import folder_files
+from doubles.tiny_models import Tiny, base, folder_files
 
 from octavo.contract import QuantizedWeight, RowMode, Rows
 from octavo.model.describe import describe_native, load_weights
@@ -70,6 +70,19 @@ def test_every_family_has_the_generic_programs_logits(case: str, tmp_path: Path,
         return
     truth = Paged(description, weights=paged.weights)
     for prompt, logits in zip(texts(description.vocab_size), check_rows_apart(paged, platform), strict=True):
+        torch.testing.assert_close(logits, truth.whole(prompt), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_sizes_that_are_no_whole_panels_or_groups(gated: bool, tmp_path: Path, platform: CpuPlatform) -> None:
+    sizes = {"hidden_size": 72, "intermediate_size": 100, "vocab_size": 161}
+    tiny = Tiny("Llama", base(**sizes)) if gated else Tiny("Phi", base(**sizes))
+    tiny.save(tmp_path)
+    description = describe_native(folder_files(tmp_path), 64)
+    paged = Paged(description, platform=platform)
+    assert isinstance(paged.program, NativeProgram)
+    truth = Paged(description, weights=paged.weights)
+    for prompt, logits in zip(texts(161), check_rows_apart(paged, platform), strict=True):
         torch.testing.assert_close(logits, truth.whole(prompt), atol=1e-4, rtol=1e-4)
 
 
