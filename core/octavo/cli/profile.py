@@ -15,6 +15,7 @@ from octavo.errors import ConfigError, OctavoError
 
 __all__ = ["add_parser", "run"]
 
+URL = "http://127.0.0.1:8000"
 KEYS_VARIABLE = "OCTAVO_API_KEYS"
 MARGIN_SECONDS = 60.0  # that an answer may come late
 
@@ -39,7 +40,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         formatter_class=Formatter,
         allow_abbrev=False,
     )
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+    parser.add_argument("url", nargs="?", default=URL, help=f"of the server (default: {URL})")
     parser.add_argument("--steps", metavar="N", type=int, default=100, help="how many steps (default: 100)")
     parser.add_argument("--seconds", metavar="X", type=float, default=10.0, help="at most so long (default: 10)")
     parser.add_argument("--output", metavar="FILE", help="write a picture there: trace events, as Perfetto reads them")

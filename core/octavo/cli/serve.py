@@ -160,7 +160,7 @@ def _options(args: argparse.Namespace) -> "ServerOptions":
         ("stall_timeout", 0.1),
         ("drain_seconds", 0),
     ):
-        if getattr(args, name) < least:
+        if not getattr(args, name) >= least:  # NaN is neither
             raise ConfigError(f"{name} must be at least {least}, got {getattr(args, name)}")
     return ServerOptions(
         served_model_names=tuple(args.served_model_name),

@@ -26,6 +26,12 @@ def test_help_lists_commands_and_examples(capsys: pytest.CaptureFixture[str]) ->
     assert 'octavo generate demo "The capital of France is"' in text
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*command.split(), "--help") == 0
+    assert f"usage: octavo {command}" in capsys.readouterr().out
+
+
 def test_no_command_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "examples:" in capsys.readouterr().out
@@ -41,6 +47,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_unknown_command_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("sing") == 2
     assert "'generate', 'serve', 'chat', 'models', 'info'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flag", ["--stall-timeout=nan", "--stall-timeout=0", "--drain-seconds=nan", "--max-body-bytes=0"]
+)
+def test_a_server_flag_out_of_range_is_named(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "demo", flag]) == 1
+    assert f"{flag[2:].split('=')[0].replace('-', '_')} must be at least" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
