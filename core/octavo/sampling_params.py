@@ -184,6 +184,13 @@ class SamplingParams:
             or self.structured is not None
         )
 
+    @property
+    def masks(self) -> list[str]:
+        """Which of these parameters forbid tokens, the names of fields; of a structured output, its kind."""
+        kind = [self.structured.kind] if self.structured is not None else []
+        given = ("allowed_token_ids", self.allowed_token_ids is not None), ("bad_words", self.bad_words_token_ids)
+        return [*(name for name, is_given in given if is_given), *kind, *(["min_tokens"] if self.min_tokens else [])]
+
     def but(self, **changes: Any) -> "SamplingParams":
         """A copy with fields replaced, checked again."""
         return replace(self, **changes)

@@ -216,3 +216,21 @@ asyncio.run(main())
             return
         time.sleep(0.05)
     pytest.fail("the engine process outlived its parent")
+
+
+def test_what_no_message_can_hold_is_refused_and_leaves_nothing(tiny_folder: Path) -> None:
+    async def test() -> None:
+        engine = await AsyncEngine.start(settings(tiny_folder))
+        for wish, priority, param in (
+            (greedy(2), 2**63, "priority"),
+            (SamplingParams(stop="\ud800"), 0, None),  # half a character, which is no UTF-8
+        ):
+            with pytest.raises(RequestError) as error:
+                async for _ in engine.generate({"prompt_token_ids": PROMPTS[0]}, wish, priority=priority):
+                    pass
+            assert error.value.param == param
+        assert (engine.num_live, engine.history.num_waiting) == (0, 0)
+        assert len((await collect(engine, PROMPTS[0], greedy(2))).outputs[0].token_ids) == 2
+        await engine.stop()
+
+    run(test())

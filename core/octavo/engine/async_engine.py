@@ -22,7 +22,7 @@ from octavo.engine.output_processor import Output, OutputProcessor
 from octavo.engine.outputs import EmbeddingOutput, RequestOutput
 from octavo.engine.profiling import Profiled
 from octavo.engine.wire import Abort, AddRequest, ResetPrefixCache, WireStats
-from octavo.errors import DeadlineError, OctavoError, RequestError, RequestFailedError, UnsupportedError
+from octavo.errors import DeadlineError, OctavoError, RequestError, RequestFailedError, UnsupportedError, shown
 from octavo.pooling_params import Pooling, PoolingParams
 from octavo.sampling_params import SamplingParams
 from octavo.structured_output import StructuredOutput
@@ -30,6 +30,7 @@ from octavo.text.grammar import GrammarCompiler
 
 __all__ = ["AsyncEngine", "EngineState"]
 
+MIN_PRIORITY, MAX_PRIORITY = -(2**63), 2**63 - 1
 MAX_GRAMMAR_SECONDS = 20.0  # in which the form of a structured output must be compiled, the wait for others included
 
 ANYWHERE = Origin()
@@ -259,6 +260,9 @@ class AsyncEngine:
         """A request from its admission to its end, whatever it asks for."""
         received = time.time() if origin.received is None else origin.received
         deadline = None if origin.max_wait is None else time.monotonic() + origin.max_wait
+        if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+            allowed = f"an integer from {MIN_PRIORITY} to {MAX_PRIORITY}"
+            raise RequestError(f"priority must be {allowed}, got {shown(priority)}", "priority")
         tokenized = prompt if isinstance(prompt, TokenizedPrompt) else await self.tokenize(prompt)
         when_tokenized = time.time()
         if params.structured is not None:

@@ -300,9 +300,9 @@ class History:
         self.num_waiting -= 1
         self.num_waiting_tokens -= record.num_prompt_tokens
 
-    def new_engine(self) -> None:
-        """Another engine process counts from 0."""
-        self._last = {}
+    def new_engine(self, counts: dict[str, int]) -> None:
+        """Another engine process goes on counting from these."""
+        self._last = counts
 
     def step(self, stats: WireStats) -> None:
         """The engine made a step."""

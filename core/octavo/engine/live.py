@@ -9,7 +9,7 @@ import msgspec
 from octavo.engine.history import History, RequestRecord
 from octavo.engine.inputs import TokenizedPrompt
 from octavo.engine.output_processor import Output, OutputProcessor
-from octavo.engine.wire import Abort, AddRequest, FinishSample, Gained, Refused, ToEngine, WireStats
+from octavo.engine.wire import Abort, AddRequest, FinishSample, Gained, Refused, ToEngine, WireStats, encode
 from octavo.errors import EngineDeadError, OctavoError, RequestError, RequestFailedError
 from octavo.scheduler.messages import RequestUpdate
 
@@ -130,7 +130,16 @@ class LiveRequests:
         return request_id in self._requests
 
     def begin(self, message: AddRequest, prompt: TokenizedPrompt, record: RequestRecord) -> LiveRequest:
-        """A request begins, and is sent to the engine if that is there; otherwise with the others, once it is."""
+        """A request begins, and is sent to the engine if that is there; otherwise with the others, once it is.
+
+        Raises:
+            RequestError: it holds what no message can; nothing has begun.
+
+        """
+        try:
+            encode(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RequestError(f"the request cannot be sent to the engine: {error}") from error
         self._history.begin(record)
         live = self._requests[message.request_id] = LiveRequest(message, record)
         if message.pooling is None:
@@ -176,7 +185,8 @@ class LiveRequests:
             live.finished.add(index)
             self._send(FinishSample(update.request_id, index))
         if update.error is not None:
-            live.error = RequestFailedError(update.error)
+            refused = update.error_param is not None
+            live.error = RequestError(update.error, update.error_param) if refused else RequestFailedError(update.error)
         if output is not None and update.has_output:
             live.latest = output
             live.news.tell()
@@ -201,7 +211,7 @@ class LiveRequests:
     def resume(self, stats: WireStats, send: Callable[[ToEngine], None]) -> None:
         """Send every request to a fresh engine: those of fatal steps last, to run alone."""
         self.stats = stats
-        self._history.new_engine()
+        self._history.new_engine(stats.counts)
         for live in sorted(self, key=lambda live: (live.num_deaths > 0, live.number)):
             if live.num_restarts:
                 num_outputs = sum(map(len, live.outputs.values()))

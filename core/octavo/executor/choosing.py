@@ -62,7 +62,7 @@ class Choosing:
         taken = result.token_ids
         for held, place, drafts in self._picked:
             if best[place] < 0:
-                result.failures[held.seq_id] = NOT_NUMBERS
+                result.fail(held.seq_id, NOT_NUMBERS)
             elif not drafts:
                 taken[held.seq_id] = [best[place]]
             else:
@@ -82,7 +82,7 @@ class Choosing:
                 num_output = self._store.num_known(held.seq_id) - held.origin.num_prompt_tokens
                 drawing.append(_Drawing(held, place, drafts, num_output))
             else:
-                result.failures[held.seq_id] = held.fault
+                result.fail(held.seq_id, str(held.fault), held.fault.param)
         going, host = drawing, logits.numpy()
         for depth in range(len(max((one.drafts for one in drawing), key=len, default=())) + 1):
             draws = [
@@ -116,7 +116,7 @@ class Choosing:
             logprobs = None if num_top is None else from_logits(draw.logits, token_id, num_top)
         except (RowError, ValueError) as error:
             if not one.token_ids:
-                result.failures[held.seq_id] = str(error)
+                result.fail(held.seq_id, str(error), getattr(error, "param", None))
             return False
         if logprobs is not None:
             result.logprobs.setdefault(held.seq_id, []).append(logprobs)

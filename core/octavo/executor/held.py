@@ -30,14 +30,14 @@ class HeldSequence:
         self.seq_id = new.seq_id
         self.params = params = new.params
         self.processor: LogitsProcessor | None = None
-        self.fault: str | None = None
+        self.fault: RequestError | None = None
         if params.changes_logits:
             prompt, output = new.token_ids[: new.num_prompt_tokens], new.token_ids[new.num_prompt_tokens :]
             grammar = None
             try:
                 grammar = _grammar_of(params, output, grammars)
             except RequestError as error:
-                self.fault = str(error)
+                self.fault = error
             self.processor = LogitsProcessor(params, new.eos_token_ids, prompt, output, vocab_size, grammar)
         is_plain = params.greedy and self.processor is None and params.logprobs is None
         self.mode = RowMode.GREEDY if is_plain and picks_greedy else RowMode.LOGITS

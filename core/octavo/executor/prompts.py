@@ -89,7 +89,7 @@ class PromptRows:
             try:
                 found = self._scores(one, num_top, output)
             except ValueError as error:
-                result.failures[one.held.seq_id] = str(error)
+                result.fail(one.held.seq_id, str(error))
             else:
                 result.prompt_logprobs.setdefault(one.held.seq_id, []).extend(found)
         for seq_id, places in self._pooling:
@@ -119,11 +119,11 @@ class PromptRows:
 def _take_hidden(seq_id: int, places: slice, output: StepOutput, result: StepResult) -> None:
     """The sum of a sequence's hidden states, in float64, so that chunks make no difference worth speaking of."""
     if output.hidden is None or places.stop == 0:
-        result.failures[seq_id] = "this platform's program of the model gives no hidden states to make embeddings of"
+        result.fail(seq_id, "this platform's program of the model gives no hidden states to make embeddings of")
         return
     total = output.hidden[places].sum(0, dtype=torch.float64).numpy()
     if not np.isfinite(total).all():
-        result.failures[seq_id] = "the model gave hidden states that are not numbers"
+        result.fail(seq_id, "the model gave hidden states that are not numbers")
         return
     result.hidden_sums[seq_id] = HiddenSum(places.stop - places.start, total)
 

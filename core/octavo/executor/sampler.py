@@ -20,6 +20,7 @@ from octavo.contract import Sample
 from octavo.errors import RequestError
 from octavo.executor.logits import LogitsProcessor
 from octavo.executor.philox import uniforms
+from octavo.executor.step_rows import NOT_NUMBERS
 from octavo.sampling_params import SamplingParams
 
 __all__ = ["Draw", "RowError", "Sampler", "best_ids", "draw_index", "filtered", "sum_bounds", "top_set"]
@@ -43,7 +44,14 @@ logger = logging.getLogger(__name__)
 
 
 class RowError(Exception):
-    """A row from which no token can be chosen; ends its own sequence and nothing else."""
+    """A row from which no token can be chosen; ends its own sequence and nothing else.
+
+    `param` names the parameter that leaves none, or is None where it is the model's or our fault.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ class Sampler:
         except RowError as error:
             return error
         except RequestError as error:
-            return RowError(str(error))
+            return RowError(str(error), error.param)
         except Exception as error:
             logger.exception("sampling failed")
             return RowError(f"sampling failed: {error}")
@@ -147,11 +155,11 @@ class Sampler:
         best = int(logits.argmax())  # the first NaN where there is one, else the lowest id of equals
         top = logits[best]
         if not math.isfinite(top):
-            raise RowError(
-                "masks leave no token that may be sampled (allowed_token_ids, bad_words, min_tokens, structured)"
-                if top == -np.inf
-                else "the model gave logits that are not numbers"
-            )
+            masks = params.masks
+            if top == -np.inf:
+                named = ", ".join(masks) or "the request has none"
+                raise RowError(f"masks leave no token that may be sampled ({named})", masks[0] if masks else None)
+            raise RowError(NOT_NUMBERS)
         if params.greedy:
             return best
         if params.seed is None:

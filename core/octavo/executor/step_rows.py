@@ -62,9 +62,13 @@ class StepResult:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     hidden_sums: dict[int, HiddenSum] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, SequenceFailure] = field(default_factory=dict)
+
+    def fail(self, seq_id: int, message: str, param: str | None = None) -> None:
+        """A sequence must end with an error; see `SequenceFailure`."""
+        self.failures[seq_id] = SequenceFailure(seq_id, message, param)
 
     def output(self) -> ModelRunnerOutput:
         """As the scheduler is told."""
-        failures = tuple([SequenceFailure(seq_id, message) for seq_id, message in self.failures.items()])
+        failures = tuple(self.failures.values())
         return ModelRunnerOutput(self.token_ids, self.logprobs, self.prompt_logprobs, self.hidden_sums, failures)

@@ -143,10 +143,18 @@ class HiddenSum:
 
 @dataclass(frozen=True)
 class SequenceFailure:
-    """A sequence whose part of the step failed (NaN logits, a sampler's error); the others go on."""
+    """A sequence whose part of the step failed (NaN logits, a sampler's error); the others go on.
+
+    Attributes:
+        seq_id: the sequence.
+        message: why.
+        param: the field of its request that asks for what cannot be; None: the fault is not the request's.
+
+    """
 
     seq_id: int
     message: str
+    param: str | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +215,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         embedding: H numbers, once they are complete, where the request asked for an embedding.
         num_cached_tokens: prompt tokens served by the prefix cache.
         error: why it failed, where a finish reason is "error".
+        error_param: the field of the request that is at fault for it, if one is.
         is_finished: whether this is the last update.
         events: what happened to it since the last update.
         num_prompt_done: prompt tokens computed or taken from the prefix cache so far, once.
@@ -222,6 +231,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     is_finished: bool = False
     events: tuple[Event, ...] = ()
     num_prompt_done: int = 0
+    error_param: str | None = None
 
     @property
     def has_output(self) -> bool:

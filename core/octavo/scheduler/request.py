@@ -139,6 +139,7 @@ class Request:
         self.num_recomputed_tokens = 0
         self.num_failed_steps = 0
         self.error: str | None = None
+        self.error_param: str | None = None  # the field at fault for it
         self.events: list[Event] = []
         self.has_output = any(self.known_outputs.values())
         self.waits_for = ""  # why it could not be admitted when it was last the first of those that wait

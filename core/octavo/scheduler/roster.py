@@ -174,9 +174,9 @@ class Roster:
         for seq in request.live:
             self.finish(request, seq, reason)
 
-    def fail(self, request: Request, message: str) -> None:
-        """End a request with an error."""
-        request.error = message
+    def fail(self, request: Request, message: str, param: str | None = None) -> None:
+        """End a request with an error, for which a field of its own may be at fault."""
+        request.error, request.error_param = message, param
         self.finish_all(request, "error")
 
     def _forget(self, seq: Sequence) -> None:

@@ -345,11 +345,12 @@ class Scheduler:
     # After the step
 
     def _fail_sequences(self, result: ModelRunnerOutput, step: Step) -> None:
-        failed = {failure.seq_id: failure.message for failure in result.failures}
+        failed = {failure.seq_id: failure for failure in result.failures}
         for share in step.shares:
             for seq in (share.seq, *share.samples):
                 if seq.seq_id in failed and not share.request.is_finished:
-                    self.roster.fail(share.request, failed[seq.seq_id])
+                    failure = failed[seq.seq_id]
+                    self.roster.fail(share.request, failure.message, failure.param)
 
     def _advance(self, share: Share, result: ModelRunnerOutput) -> None:
         """A sequence has computed its share; those who draw have their tokens."""

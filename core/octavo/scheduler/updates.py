@@ -126,6 +126,7 @@ def _message(request: Request) -> RequestUpdate | None:
         not request.live,
         events,
         request.num_prompt_done,
+        request.error_param,
     )
     samples.clear()
     logprobs.clear()

@@ -34,9 +34,10 @@ _MAX_REASON = 300
 class GrammarState:
     """Where one sequence stands in its form."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, after_token_id: int | None, output_ids: Iterable[int]) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, form: StructuredOutput, output_ids: Iterable[int]) -> None:
         self._matcher = matcher
-        self._after_token_id = after_token_id
+        self._kind = form.kind
+        self._after_token_id = form.after_token_id
         for token_id in output_ids:
             self.append(token_id)
 
@@ -63,7 +64,7 @@ class GrammarState:
             return
         packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise RequestError(f"the structured output cannot go on: {_reason(self._matcher)}")
+            raise RequestError(f"the {self._kind} cannot be followed further: {_reason(self._matcher)}", self._kind)
         allowed = np.unpackbits(packed, count=len(logits), bitorder="little")
         logits[allowed == 0] = -np.inf
 
@@ -71,16 +72,16 @@ class GrammarState:
 class CompiledGrammar:
     """A form, compiled for one vocabulary. Threads may share it."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, after_token_id: int | None) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, form: StructuredOutput) -> None:
         self._matcher = matcher
-        self._after_token_id = after_token_id
+        self._form = form
         self._lock = threading.Lock()
 
     def begin(self, output_ids: Iterable[int] = ()) -> GrammarState:
         """A sequence that has these tokens already."""
         with self._lock:
             matcher = self._matcher.deep_copy()
-        return GrammarState(matcher, self._after_token_id, output_ids)
+        return GrammarState(matcher, self._form, output_ids)
 
 
 class GrammarCompiler:
@@ -125,7 +126,7 @@ class GrammarCompiler:
         with self._lock:
             found = self._known.get(structured)
         if found is None:
-            found = CompiledGrammar(self._matcher(structured), structured.after_token_id)
+            found = CompiledGrammar(self._matcher(structured), structured)
         with self._lock:
             found = self._known.setdefault(structured, found)
             self._kept[structured] = found

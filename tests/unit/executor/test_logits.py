@@ -140,4 +140,6 @@ def test_masks_that_leave_nothing_fail_the_sequence() -> None:
     params = SamplingParams(temperature=0, allowed_token_ids=(3,), bad_words_token_ids=((3,),))
     processor = LogitsProcessor(params, (), [], [], VOCAB)
     result = Sampler(VOCAB).sample([Draw(np.zeros(VOCAB, np.float32), params, 0, 0, processor)])[0]
-    assert isinstance(result, RowError) and "masks leave no token" in str(result)
+    assert isinstance(result, RowError)
+    assert "masks leave no token that may be sampled (allowed_token_ids, bad_words)" in str(result)
+    assert result.param == "allowed_token_ids"

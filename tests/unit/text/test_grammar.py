@@ -201,8 +201,9 @@ def test_a_token_that_does_not_fit_ends_its_sequence_alone(compiler: GrammarComp
     grammar = compiler.compile(StructuredOutput(choice=["a"]))
     state, other = grammar.begin(), grammar.begin()
     state.append(tokenizer.encode("z", add_special_tokens=False)[0])
-    with pytest.raises(RequestError, match="cannot go on"):
+    with pytest.raises(RequestError, match="cannot be followed further") as error:
         allowed(state, tokenizer.vocab_size)
+    assert error.value.param == "choice"
     assert allowed(other, tokenizer.vocab_size)
 
 
