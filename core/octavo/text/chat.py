@@ -91,7 +91,17 @@ class ChatTemplate:
             "tools": _checked_tools(tools),
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self._run(self._template(chat_template, has_tools=bool(tools)), names)
+        template = self._template(chat_template, has_tools=bool(tools))
+        try:
+            text = self._run(template, names)
+        except RequestError:
+            # Beside tool calls some templates look for no content at all, others only put texts together.
+            silent = [message for message in conversation if message["content"] is None]
+            if not silent:
+                raise
+            for message in silent:
+                message["content"] = ""
+            text = self._run(template, names)
         return _cut(text) if continue_final_message else text
 
     def _template(self, chosen: str | None, has_tools: bool) -> jinja2.Template:

@@ -18,6 +18,10 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+TOLD_BY_NONE = (
+    "{% for message in messages %}{% if message['content'] is none %}(calls){% else %}{{ message['content'] }}"
+    "{% endif %}{% endfor %}"
+)
 LLAMA3 = """{{- bos_token }}
 {%- if not date_string is defined %}
     {%- set date_string = strftime_now("%d %b %Y") %}
@@ -376,3 +380,13 @@ def test_a_templates_own_refusal_is_kept_as_the_cause() -> None:
         template("{{ raise_exception('no') }}").render([USER])
     assert isinstance(caught.value.__cause__, TemplateError)
     assert caught.value.param == "messages"
+
+
+def test_a_turn_of_calls_alone_suits_every_template() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    turns = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert ChatTemplate({"default": TOLD_BY_NONE}, {}).render(turns, add_generation_prompt=False) == "1+1(calls)"
+    text = ChatTemplate({"default": CHATML}, {}).render(turns, add_generation_prompt=False)
+    assert text == "<|im_start|>user\n1+1<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+    with pytest.raises(RequestError, match="no such turn"):
+        ChatTemplate({"default": "{{ raise_exception('no such turn') }}"}, {}).render(turns)
