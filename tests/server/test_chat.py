@@ -172,6 +172,22 @@ def test_reasoning_content_and_calls_streamed_and_whole(agents: httpx.Client) ->
     assert list(calls.values()) == [call["function"] for call in said["tool_calls"]]
 
 
+def test_usage_tells_reasoning_apart(agents: httpx.Client, http: httpx.Client) -> None:
+    wish = {**SPEAKS, "top_k": 1}
+    usage = chat(agents, **wish)["usage"]
+    details = usage["completion_tokens_details"]
+    assert 0 < details["reasoning_tokens"] < usage["completion_tokens"]
+    stream = {**wish, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    *chunks, last = chunks_of(agents, PATH, messages=HELLO, **stream)
+    assert last["usage"]["completion_tokens_details"] == details
+    counts = [chunk["usage"]["completion_tokens_details"]["reasoning_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == details["reasoning_tokens"]
+    twice = chat(agents, **wish, n=2)["usage"]
+    assert twice["completion_tokens_details"]["reasoning_tokens"] == 2 * details["reasoning_tokens"]
+    assert "completion_tokens_details" not in chat(http, max_tokens=1)["usage"]
+
+
 def test_reasoning_can_be_left_out(agents: httpx.Client) -> None:
     [choice] = chat(agents, **SPEAKS, include_reasoning=False)["choices"]
     assert not {"reasoning", "reasoning_content"} & set(choice["message"])

@@ -92,4 +92,8 @@ def test_a_refusal_is_a_line_without_what_was_sent(command: Command) -> None:
     command.wait_for(r"POST /v1/completions: refused \(400\): temperature must be .*, got -1")
     assert httpx.get(f"{url}/v1/models/none%20such", timeout=60).status_code == 404
     command.wait_for(r"GET /v1/models/none%20such: refused \(404\): ")
-    assert "a secret" not in command.text
+    assert httpx.post(f"{url}/v2/completions?a=secret", timeout=60).status_code == 404
+    command.wait_for(r"POST /v2/completions: refused \(404\): no such path")
+    assert httpx.get(f"{url}/v1/completions", timeout=60).status_code == 405
+    command.wait_for(r"GET /v1/completions: refused \(405\): Method Not Allowed")
+    assert "secret" not in command.text

@@ -89,7 +89,27 @@ def test_why_it_ended(http: httpx.Client) -> None:
 def test_a_fault_is_named(http: httpx.Client, body: dict[str, Any], param: str) -> None:
     answer = http.post(PATH, json={**HELLO, **body})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
+    found = answer.json()
+    assert (found["type"], found["error"]["type"]) == ("error", "invalid_request_error")
+    assert found["error"]["param"] == param
+
+
+def test_errors_of_all_kinds_are_in_this_shape(http: httpx.Client, served: Served) -> None:
+    locked = served.listen(ServerOptions(api_keys=("k",)))
+    streamed = {**HELLO, "max_tokens": 4, "stream": True, "allowed_token_ids": [5]}
+    streamed |= {"structured_outputs": {"choice": ["zebra"]}}  # fails when the engine has it
+    for answer, status, kind in (
+        (http.post(PATH, json={**HELLO, "max_tokens": 4, "model": "none"}), 404, "not_found_error"),
+        (http.post(f"{PATH}/nothing", json=HELLO), 404, "not_found_error"),
+        (http.get(PATH), 405, "invalid_request_error"),
+        (http.post(PATH, content=b"x" * (2 << 20)), 413, "request_too_large"),
+        (http.post(PATH, json=streamed), 400, "invalid_request_error"),
+        (httpx.post(locked + PATH, json=HELLO, headers={"x-api-key": "wrong"}), 401, "authentication_error"),
+    ):
+        assert answer.status_code == status, answer.text
+        found = answer.json()
+        assert (found["type"], found["error"]["type"]) == ("error", kind)
+        assert set(found["error"]) == {"type", "message", "param"}
 
 
 def test_the_anthropic_client(served: Served, http: httpx.Client) -> None:
@@ -102,8 +122,10 @@ def test_the_anthropic_client(served: Served, http: httpx.Client) -> None:
             assert stream.get_final_message().stop_reason == whole.stop_reason
         counted = client.messages.count_tokens(model="tiny", **HELLO)
         assert counted.input_tokens == http.post("/tokenize", json=CHAT).json()["count"]
-        with pytest.raises(BadRequestError, match="temperature"):
+        with pytest.raises(BadRequestError, match="temperature") as refused:
             client.messages.create(**{**wish, "extra_body": {"temperature": 1000}})
+        assert isinstance(refused.value.body, dict)
+        assert refused.value.body["error"]["type"] == "invalid_request_error"
 
 
 TOOLS: list[dict[str, Any]] = [

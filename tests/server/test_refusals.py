@@ -25,6 +25,10 @@ def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
     assert answer.headers["content-type"] == "application/json"
     assert len(answer.content) < 2000
     error: dict[str, Any] = answer.json()["error"]
+    if answer.request.url.path.startswith("/v1/messages"):  # Anthropic's shape
+        assert answer.json()["type"] == "error"
+        assert set(error) == {"message", "type", "param"}
+        return error
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == status
     return error
@@ -69,6 +73,9 @@ COMPLETION_FAULTS: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": "a", "stop": [""]}, "stop"),
     ({"prompt": "a", "stop": 5}, "stop"),
     ({"prompt": "a", "seed": 2**70}, "seed"),
+    ({"prompt": "a", "priority": 2**63}, "priority"),
+    ({"prompt": "a", "priority": -(2**63) - 1}, "priority"),
+    ({"prompt": "a", "allowed_token_ids": [5], "guided_choice": ["zebra"]}, "allowed_token_ids"),
     ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens"),
     ({"prompt": "a", "stream": "yes"}, "stream"),
     ({"prompt": "a", "stream_options": 1}, "stream_options"),
@@ -201,9 +208,10 @@ def test_what_stands_for_nothing_is_taken(http: httpx.Client) -> None:
 
 def test_what_the_model_recommends_holds_until_the_request_says_otherwise() -> None:
     recommended = {"temperature": 0.6, "top_k": 20}
-    silent = sampling_params(CompletionRequest(), recommended, max_tokens=16, logprobs=None)
+    silent = sampling_params(CompletionRequest(prompt="a"), recommended, max_tokens=16, logprobs=None)
     assert silent == SamplingParams(temperature=0.6, top_k=20, max_tokens=16)
-    spoken = sampling_params(CompletionRequest(temperature=1.5, top_k=0), recommended, max_tokens=16, logprobs=None)
+    loud = CompletionRequest(prompt="a", temperature=1.5, top_k=0)
+    spoken = sampling_params(loud, recommended, max_tokens=16, logprobs=None)
     assert spoken == SamplingParams(temperature=1.5, max_tokens=16)
 
 
@@ -302,6 +310,7 @@ def test_tools_that_a_model_cannot_call_name_the_setting(http: httpx.Client, pat
         ("/v1/embeddings", {}, "input"),
         ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": "a", "dimensions": 3}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "priority": 2**70}, "priority"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format"),
     ],
 )
@@ -351,6 +360,47 @@ def test_the_document_has_every_body(http: httpx.Client) -> None:
     properties = document["components"]["schemas"]["CompletionRequest"]["properties"]
     assert {"prompt", "echo", "suffix", "temperature", "seed"} <= set(properties)
     assert json.dumps(document)
+
+
+def test_the_document_says_what_must_be_there(http: httpx.Client) -> None:
+    schemas = http.get("/openapi.json").json()["components"]["schemas"]
+    for name, required in (
+        ("CompletionRequest", ["prompt"]),
+        ("ChatRequest", ["messages"]),
+        ("ResponsesRequest", ["input"]),
+        ("MessagesRequest", ["messages", "max_tokens"]),
+        ("CountTokensRequest", ["messages"]),
+        ("EmbeddingRequest", ["input"]),
+        ("DetokenizeRequest", ["tokens"]),
+    ):
+        assert sorted(schemas[name]["required"]) == sorted(required)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+def test_a_fault_of_ours_is_an_answer_like_others(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("octavo.server.service.Service.check", fail)
+    body = {"prompt": "a", "messages": HELLO, "max_tokens": 1}
+    opened = []
+    with httpx.Client(base_url=served.url, timeout=60) as http:
+        for _ in range(3):
+            trace: list[str] = []
+            answer = http.post(
+                path,
+                json=body,
+                headers={"x-request-id": "mine"},
+                extensions={"trace": lambda name, info, trace=trace: trace.append(name)},
+            )
+            error = error_of(answer, 500)
+            assert "a fault of the server" in error["message"]
+            assert answer.headers["x-request-id"] == "mine"
+            opened.append("connection.connect_tcp.started" in trace)
+    assert opened == [True, False, False]  # the connection lives on
+    assert caplog.text.count("RuntimeError: a fault") == 3
 
 
 def test_a_request_keeps_its_id(http: httpx.Client) -> None:

@@ -146,6 +146,10 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
         """What else the whole answer has."""
         return {}
 
+    def _usage(self, places: Sequence[int], outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The tokens of these prompts, whose outputs were told as far as they are counted."""
+        return usage_of(outputs)
+
     async def whole(self) -> dict[str, Any]:
         latest: dict[int, RequestOutput] = {}
         with renamed(self.names):
@@ -157,7 +161,12 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
             for place, output in enumerate(outputs)
             for choice, sample in zip(self._choices[place], output.outputs, strict=True)
         ]
-        return {**self._head, "choices": choices, "usage": usage_of(outputs), **self._rest(outputs)}
+        return {
+            **self._head,
+            "choices": choices,
+            "usage": self._usage(range(len(outputs)), outputs),
+            **self._rest(outputs),
+        }
 
     async def stream(self) -> AsyncGenerator[bytes]:
         options = self._body.stream_options
@@ -172,19 +181,21 @@ class ChunkedAnswer(Answer, Generic[Body, AnyChoice]):
                     yield b"".join(events)
         ends = [DONE]
         if wants_usage:
-            usage = {"usage": usage_of([latest[place] for place in sorted(latest)])}
+            places = sorted(latest)
+            usage = {"usage": self._usage(places, [latest[place] for place in places])}
             ends.insert(0, event({**self._head, "choices": [], **usage}))
         yield b"".join(ends)
 
     def _events(self, place: int, output: RequestOutput, with_usage: bool) -> Iterator[bytes]:
         """What the choices of one prompt gained."""
-        usage = {"usage": usage_of([output])} if with_usage else {}
         interval = self._body.stream_interval or 1
         for choice, sample in zip(self._choices[place], output.outputs, strict=True):
             num_new = len(sample.token_ids) - choice.num_tokens
             if choice.is_ended or (sample.finish_reason is None and num_new < interval):
                 continue
-            for piece in self._pieces(place, choice, output, sample):
+            pieces = self._pieces(place, choice, output, sample)
+            usage = {"usage": self._usage([place], [output])} if with_usage else {}
+            for piece in pieces:
                 yield event({**self._head, "choices": [piece], **usage})
 
     def _outputs(self) -> list[AsyncIterator[RequestOutput]]:

@@ -29,8 +29,8 @@ from octavo.server import (
 )
 from octavo.server.admission import Admission
 from octavo.server.body import UnknownFields
-from octavo.server.errors import ApiError, as_api_error, error_response, not_found
-from octavo.server.middleware import ApiKeys, Paced, RequestIds
+from octavo.server.errors import ApiError, as_api_error, error_response, log_refusal, not_found
+from octavo.server.middleware import ApiKeys, Faults, Paced, RequestIds
 from octavo.server.openapi import describe_schemas, operation_of
 from octavo.server.options import ServerOptions
 from octavo.server.profile import profile
@@ -101,8 +101,9 @@ def create_app(engine: AsyncEngine, options: ServerOptions) -> FastAPI:
     bodies = [body for *_, body in ROUTES if body is not None]
     describe_schemas(app, bodies, with_keys=bool(options.api_keys))
     app.add_exception_handler(HTTPException, _on_http_exception)
-    for kind in (ApiError, OctavoError, ClientLeftError, ClientDisconnect, Exception):
+    for kind in (ApiError, OctavoError, ClientLeftError, ClientDisconnect):
         app.add_exception_handler(kind, _on_error)
+    app.add_middleware(Faults)
     app.add_middleware(Paced)
     if options.api_keys:
         app.add_middleware(ApiKeys, keys=options.api_keys)
@@ -119,18 +120,18 @@ async def _on_error(request: Request, error: Exception) -> Response:
         logger.info("%s: the client left (%d)", request.url.path, CLIENT_LEFT)
         return Response(status_code=CLIENT_LEFT)
     known = as_api_error(error)
-    if known is None:  # logged with its traceback by whoever called this
-        known = ApiError(500, "this request failed by a fault of the server")
+    assert known is not None, "handlers are of errors that are foreseen"
     if known.status < 500 or isinstance(error, BusyError):  # others ended as requests of the engine, which says so
-        path = request.scope.get("raw_path", b"")[:100].decode("latin-1")
-        logger.info("%s %s: refused (%d): %s", request.method, path, known.status, known.message)
-    return error_response(known)
+        log_refusal(known, request.scope)
+    return error_response(known, request.url.path)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Of the framework: no such path, or no such method."""
     assert isinstance(error, HTTPException)
+    refused = ApiError(error.status_code, str(error.detail), headers=error.headers)
     if error.status_code == 404:
         paths = sorted({route.path for route in request.app.routes if isinstance(route, Route)})
-        return error_response(not_found(f"no such path; there are {', '.join(paths)}"))
-    return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
+        refused = not_found(f"no such path; there are {', '.join(paths)}")
+    log_refusal(refused, request.scope)
+    return error_response(refused, request.url.path)

@@ -150,9 +150,6 @@ class BlockAnswer(Answer):
     def _encode(self, data: dict[str, Any]) -> bytes:
         return named_event(data)
 
-    def error_event(self, body: dict[str, Any]) -> bytes:
-        return self._encode({"type": "error", **body})
-
     async def whole(self) -> dict[str, Any]:
         output: RequestOutput | None = None
         with renamed(self.names):

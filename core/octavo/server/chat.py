@@ -121,9 +121,10 @@ def _check_chat(body: ChatRequest) -> None:
 
 @dataclass
 class _Choice(Choice):
-    """How far one sample has been told, and its turn; without one all text is content."""
+    """How far one sample has been told, its turn (without one all text is content) and its reasoning so far."""
 
     turn: Turn | None = None
+    reasoning: str = ""
 
 
 class _Chat(ChunkedAnswer[ChatRequest, _Choice]):
@@ -142,6 +143,7 @@ class _Chat(ChunkedAnswer[ChatRequest, _Choice]):
         names = {**form_names(body), **turns.forms}
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         super().__init__(service, body, params, [prompt], choices, caller, names, kind)
+        self._turns = turns
         self._tells_reasoning = body.include_reasoning is not False
         self._echo = _last_words(body) if body.echo else ""
         self._logprobs: ChatLogprobs | None = None
@@ -159,12 +161,23 @@ class _Chat(ChunkedAnswer[ChatRequest, _Choice]):
             rest["prompt_token_ids"] = output.prompt_token_ids
         return rest
 
+    def _usage(self, places: Sequence[int], outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        usage = super()._usage(places, outputs)
+        if self._turns.has_reasoning:
+            [choices], [output] = self._choices, outputs
+            counts = map(
+                self._turns.num_reasoning_tokens, [s.token_ids for s in output.outputs], [c.reasoning for c in choices]
+            )
+            usage["completion_tokens_details"] = {"reasoning_tokens": sum(counts)}
+        return usage
+
     def _whole_choice(
         self, place: int, choice: _Choice, output: RequestOutput, sample: CompletionOutput
     ) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self._echo + sample.text, "refusal": None}
         if choice.turn is not None:
             gained = choice.turn.add(sample.text, is_over=True)
+            choice.reasoning = gained.reasoning
             message |= delta_of(gained, with_reasoning=self._tells_reasoning, streamed=False)
             message["content"] = (self._echo + gained.content) or (None if gained.calls else "")
         whole: dict[str, Any] = {
@@ -195,6 +208,7 @@ class _Chat(ChunkedAnswer[ChatRequest, _Choice]):
         delta: dict[str, Any] = {"content": text} if text or not is_over else {}
         if choice.turn is not None:
             gained = choice.turn.add(text, is_over=is_over)
+            choice.reasoning += gained.reasoning
             delta = delta_of(gained, with_reasoning=self._tells_reasoning, streamed=True)
             text = "told" if delta else ""
         if not (text or is_over or self._logprobs is not None or self._body.return_token_ids):

@@ -38,15 +38,13 @@ async def create_completion(request: Request) -> Response:
     return await respond(request, _prepare(service, request, body), streamed=body.stream)
 
 
-def prompts_of(field: PromptField | None, name: str = "prompt") -> list[Prompt]:
+def prompts_of(field: PromptField, name: str = "prompt") -> list[Prompt]:
     """One prompt or many: a text, token ids, a list of texts or of lists of token ids.
 
     Raises:
         ApiError: there is none, or it is of no such form.
 
     """
-    if field is None:
-        raise ApiError(400, f"{name} is missing", name)
     if isinstance(field, str):
         return [field]
     if not field:

@@ -1,14 +1,17 @@
 """Errors as clients get them: {"error": {"message", "type", "param", "code"}}, and a status that says if to ask again.
 
+Those of Anthropic's paths are {"type": "error", "error": {"type", "message", "param"}}.
 Clients of OpenAI's library repeat a request after 408, 409, 429 and 500 up, so what is wrong with a request is
 always 400, 404 or 413.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 from octavo.errors import (
     BusyError,
@@ -20,7 +23,18 @@ from octavo.errors import (
     UnsupportedError,
 )
 
-__all__ = ["ApiError", "as_api_error", "error_body", "error_response", "not_found", "unsupported"]
+__all__ = [
+    "MESSAGES",
+    "ApiError",
+    "as_api_error",
+    "asked",
+    "error_body",
+    "error_response",
+    "log_refusal",
+    "not_found",
+    "own_fault",
+    "unsupported",
+]
 
 MAX_MESSAGE = 1000  # characters; whatever a client sent, an answer about it is short
 
@@ -34,6 +48,19 @@ TYPES = {
     503: "ServiceUnavailableError",
     504: "TimeoutError",
 }
+
+MESSAGES = "/v1/messages"  # this path and what lies under it answer as Anthropic's clients expect it
+MESSAGES_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+logger = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
@@ -67,6 +94,11 @@ def not_found(message: str, param: str | None = None) -> ApiError:
     return ApiError(404, message, param)
 
 
+def own_fault() -> ApiError:
+    """What is told of a fault of ours; the log has the rest."""
+    return ApiError(500, "this request failed by a fault of the server")
+
+
 def as_api_error(error: BaseException) -> ApiError | None:
     """The answer to an error that was foreseen; None: a fault of ours, and nothing to tell but that."""
     if isinstance(error, ApiError):
@@ -86,14 +118,27 @@ def as_api_error(error: BaseException) -> ApiError | None:
     return None
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
-    """The JSON object of an error, the same in an answer and in a stream."""
+def error_body(error: ApiError, path: str) -> dict[str, Any]:
+    """The JSON object of an error at a path, the same in an answer and in a stream."""
+    if path == MESSAGES or path.startswith(MESSAGES + "/"):
+        kind = MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message, "param": error.param}}
     kind = TYPES.get(error.status, "BadRequestError" if error.status < 500 else "InternalServerError")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.status}}
 
 
-def error_response(error: ApiError) -> Response:
-    """The answer."""
+def error_response(error: ApiError, path: str) -> Response:
+    """The answer to a request for a path."""
     return Response(
-        msgspec.json.encode(error_body(error)), error.status, headers=error.headers, media_type="application/json"
+        msgspec.json.encode(error_body(error, path)), error.status, headers=error.headers, media_type="application/json"
     )
+
+
+def log_refusal(error: ApiError, scope: Scope) -> None:
+    """A line on a request that ends before the engine hears of it: no other tells of it."""
+    logger.info("%s: refused (%d): %s", asked(scope), error.status, error.message)
+
+
+def asked(scope: Scope) -> str:
+    """Method and path for a line of the log: as they were sent, so that a path is one line."""
+    return f"{scope['method']} {scope.get('raw_path', b'')[:100].decode('latin-1')}"

@@ -155,6 +155,9 @@ def _conversation(body: CountTokensRequest, turns: Turns) -> Conversation:
 class _Message(BlockAnswer):
     """One request under way, and what its answer is made of."""
 
+    def error_event(self, body: dict[str, Any]) -> bytes:
+        return self._encode(body)
+
     def _begun(self, output: RequestOutput) -> list[dict[str, Any]]:
         usage = {**_usage(output), "output_tokens": 0}
         return [{"type": "message_start", "message": self._message([], usage, stop_reason=None, stop_sequence=None)}]

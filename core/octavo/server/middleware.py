@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import logging
 import re
 import time
 import uuid
@@ -12,14 +13,16 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.server.errors import ApiError, error_response
+from octavo.server.errors import ApiError, asked, error_response, log_refusal, own_fault
 
-__all__ = ["OPEN_PATHS", "ApiKeys", "Paced", "RequestIds"]
+__all__ = ["OPEN_PATHS", "ApiKeys", "Faults", "Paced", "RequestIds"]
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 OPEN_FOLDER = "/static/"  # of the page, which asks for a key and sends it with what it asks for
 NUM_A_TURN = 2  # requests that begin in one turn of the event loop: some milliseconds of work
 REQUEST_ID = re.compile(r"[\x20-\x7e]{1,256}")
+
+logger = logging.getLogger(__name__)
 
 
 class ApiKeys:
@@ -40,8 +43,9 @@ class ApiKeys:
             place = self._find(given)
             if place is None:
                 message = "the API key is wrong" if given else "an API key is needed: Authorization: Bearer KEY"
-                refused = error_response(ApiError(401, message, headers={"www-authenticate": "Bearer"}))
-                await refused(scope, receive, send)
+                refused = ApiError(401, message, headers={"www-authenticate": "Bearer"})
+                log_refusal(refused, scope)
+                await error_response(refused, scope["path"])(scope, receive, send)
                 return
             scope["octavo.api_key"] = place
         await self._app(scope, receive, send)
@@ -55,6 +59,29 @@ class ApiKeys:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+class Faults:
+    """Answers what fails by a fault of ours as any other error is answered: on a connection that lives on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:
+            if scope["type"] != "http" or has_begun:
+                raise
+            logger.exception("%s failed", asked(scope))
+            await error_response(own_fault(), scope["path"])(scope, receive, send)
 
 
 class RequestIds:

@@ -8,8 +8,9 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from octavo.server.errors import MESSAGES
 from octavo.server.middleware import OPEN_FOLDER, OPEN_PATHS
-from octavo.server.shapes import EVENTS, SHAPES, ErrorAnswer
+from octavo.server.shapes import EVENTS, SHAPES, ErrorAnswer, MessagesErrorAnswer
 
 __all__ = ["describe_schemas", "operation_of"]
 
@@ -52,7 +53,8 @@ def operation_of(method: str, route: str, body: type[msgspec.Struct] | None, *, 
         content["text/event-stream"] = {"schema": {"type": "string"}}
     described["responses"] = {"200": {"description": "The answer.", "content": content}}
     for status in ("4XX", "5XX"):
-        described["responses"][status] = {"description": "An error.", "content": _json(ErrorAnswer)}
+        shape = MessagesErrorAnswer if path.startswith(MESSAGES) else ErrorAnswer
+        described["responses"][status] = {"description": "An error.", "content": _json(shape)}
     if path in PROBES:
         described["responses"]["503"] = {"description": "No request is served now.", "content": content}
     if with_keys and path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
@@ -62,7 +64,12 @@ def operation_of(method: str, route: str, body: type[msgspec.Struct] | None, *, 
 
 def describe_schemas(app: FastAPI, bodies: Iterable[type[msgspec.Struct]], *, with_keys: bool) -> None:
     """Let the app's document hold the schemas of these bodies, and of all answers."""
-    kinds = [*bodies, ErrorAnswer, *(answer for answer in SHAPES.values() if not isinstance(answer, str))]
+    kinds = [
+        *bodies,
+        ErrorAnswer,
+        MessagesErrorAnswer,
+        *(answer for answer in SHAPES.values() if not isinstance(answer, str)),
+    ]
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -117,7 +117,7 @@ class ChunkedRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(ChunkedRequest, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: PromptField | None = None
+    prompt: PromptField
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None

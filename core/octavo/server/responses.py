@@ -233,7 +233,7 @@ class _Response(BlockAnswer):
     def error_event(self, body: dict[str, Any]) -> bytes:
         error = body["error"]
         flat = {"code": error["type"], "message": error["message"], "param": error["param"]}
-        return self._encode({"type": "error", **flat, **body})  # clients look in either place
+        return self._encode({"type": "error", **flat, "error": error})  # clients look in either place
 
     def _encode(self, data: dict[str, Any]) -> bytes:
         return named_event({**data, "sequence_number": next(self._numbers)})

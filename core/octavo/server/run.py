@@ -202,8 +202,6 @@ async def _report(engine: AsyncEngine, url: str) -> None:
     # What is there now stays: the collector need not go through it again and again, which takes 0.1 s each time.
     gc.collect()
     gc.freeze()
-    gc.collect()
-    gc.freeze()  # what is there now stays: a collection need not look at it again while all requests wait
     for what, value in start_lines(engine):
         logger.info("%-18s %s", what + ":", value)
     logger.info("ready on %s", url)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-__all__ = ["EVENTS", "SHAPES", "ErrorAnswer"]
+__all__ = ["EVENTS", "SHAPES", "ErrorAnswer", "MessagesErrorAnswer"]
 
 
 class Error(TypedDict):
@@ -20,19 +20,41 @@ class ErrorAnswer(TypedDict):
     error: Error
 
 
+class MessagesError(TypedDict):
+    """The same in Anthropic's words."""
+
+    type: str
+    message: str
+    param: str | None
+
+
+class MessagesErrorAnswer(TypedDict):
+    """An error of /v1/messages."""
+
+    type: Literal["error"]
+    error: MessagesError
+
+
 class PromptTokensDetails(TypedDict):
     """Prompt tokens by where they came from."""
 
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    """Generated tokens by what they say."""
+
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
-    """Tokens of a request, each prompt counted once."""
+    """Tokens of a request, each prompt counted once; those of reasoning where the model thinks before it speaks."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class CompletionLogprobs(TypedDict):

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.engine.outputs import RequestOutput
-from octavo.server.errors import ApiError, as_api_error, error_body, error_response
+from octavo.server.errors import ApiError, as_api_error, error_body, error_response, own_fault
 
 __all__ = ["DONE", "ClientLeftError", "EventStream", "event", "merged", "named_event", "while_connected"]
 
@@ -131,15 +131,16 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            refused = await _while_connected(receive, self._send_all(send, scope.get("octavo.send", send)))
+            refused = await _while_connected(receive, self._send_all(scope, send))
         except ClientLeftError:
             logger.info("%s: the client left its stream (%d)", self._where, CLIENT_LEFT)
             return
         if refused is not None:
-            await error_response(refused)(scope, receive, send)
+            await error_response(refused, scope["path"])(scope, receive, send)
 
-    async def _send_all(self, begin: Send, send: Send) -> ApiError | None:
+    async def _send_all(self, scope: Scope, begin: Send) -> ApiError | None:
         """Begin the answer and send the events; what came instead of the first is returned."""
+        send: Send = scope.get("octavo.send", begin)
         is_begun = False
         async with aclosing(self._events) as events:
             try:
@@ -152,10 +153,11 @@ class EventStream(Response):
                 known = as_api_error(error)
                 if known is None:
                     logger.exception("%s: a stream failed", self._where)
-                    known = ApiError(500, "this request failed by a fault of the server")
+                    known = own_fault()
                 if not is_begun:
                     return known
                 logger.warning("%s: a stream ended early: %s", self._where, known.message)
-                await send({"type": "http.response.body", "body": self._encode(error_body(known)), "more_body": True})
+                body = self._encode(error_body(known, scope["path"]))
+                await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         return None

@@ -96,6 +96,11 @@ class Turns:
         return not self._tools and self._reasoning is None
 
     @property
+    def has_reasoning(self) -> bool:
+        """Whether the model thinks before it speaks."""
+        return self._reasoning is not None
+
+    @property
     def forms(self) -> Mapping[str, str]:
         """How errors of the form that forces calls are to call the field that it came from; see `form_names`."""
         return {"grammar": "tools"} if self._tools and self._choice != "auto" else {}
