@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,7 +66,8 @@ def test_a_step_that_never_ends_fails_its_request(tiny_folder: Path, curse: Curs
         engine = await start(tiny_folder, stall_timeout=1.5)
         with pytest.raises(RequestFailedError, match=r"died 2 times .* made no progress for \d+ s \(stall_timeout\)"):
             await collect(engine, PROMPTS[0], 4)
-        await engine.wait_ready()
+        # Nor does a step without it end: the request was not at fault.
+        assert re.search(r"died 3 times and no request explains it; .*\(stall_timeout\)", await engine.wait_dead())
         assert (engine.num_restarts, engine.num_live) == (2, 0)
         await engine.stop()
 
@@ -92,6 +94,37 @@ def test_a_token_that_kills_fails_its_request_alone(tiny_folder: Path, curse: Cu
     curse(f"kill={FATAL} slow=0.02")
     expected = asyncio.run(asyncio.wait_for(test(False), 200))
     assert asyncio.run(asyncio.wait_for(test(True), 200)) == expected
+
+
+def test_fatal_requests_in_a_row_fail_alone(tiny_folder: Path, curse: Curse) -> None:
+    """Nothing else is served between them: the engine itself shows that it works without each."""
+
+    async def test() -> None:
+        engine = await start(tiny_folder)
+        for _ in range(3):
+            with pytest.raises(RequestFailedError, match="the engine died 2 times while it ran this request"):
+                await collect(engine, [*PROMPTS[0], FATAL], 5)
+        await engine.wait_ready()
+        assert (engine.num_restarts, engine.num_live) == (6, 0)
+        assert engine.history.totals.get("num_generated_tokens", 0) == 0  # what the engine shows is nobody's
+        assert len((await collect(engine, PROMPTS[0], 3)).outputs[0].token_ids) == 3
+        assert engine.history.totals["num_generated_tokens"] == 3
+        await engine.stop()
+
+    curse(f"kill={FATAL}")
+    asyncio.run(asyncio.wait_for(test(), 200))
+
+
+def test_an_engine_that_does_not_work_without_a_failed_request_ends(tiny_folder: Path, curse: Curse) -> None:
+    async def test() -> None:
+        engine = await start(tiny_folder)
+        with pytest.raises(RequestFailedError, match="died 2 times"):
+            await collect(engine, [*PROMPTS[0], 0], 5)
+        assert "no request explains it" in await engine.wait_dead()
+        await engine.stop()
+
+    curse("kill=0")  # of which the proof is made too
+    asyncio.run(asyncio.wait_for(test(), 200))
 
 
 def test_which_deaths_are_the_last() -> None:

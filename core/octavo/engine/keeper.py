@@ -6,14 +6,18 @@ import time
 from collections.abc import Collection
 from typing import Literal
 
+import msgspec
+
 from octavo import errors
 from octavo.config import EngineConfig
 from octavo.engine.history import History
 from octavo.engine.live import LiveRequests
 from octavo.engine.profiling import Profiled, Profiles
 from octavo.engine.supervisor import EngineProcess
-from octavo.engine.wire import Failed, FromEngine, Gained, Ready, ToEngine
+from octavo.engine.wire import AddRequest, Failed, FromEngine, Gained, Ready, ToEngine, WireStats
 from octavo.errors import EngineDeadError, OctavoError
+from octavo.pooling_params import PoolingParams
+from octavo.sampling_params import SamplingParams
 
 __all__ = ["Deaths", "EngineState", "Keeper"]
 
@@ -21,6 +25,7 @@ EngineState = Literal["loading", "ready", "restarting", "dead", "stopped"]
 
 MAX_UNEXPLAINED_DEATHS = 3  # so many in a row without a request that was in all of them end the engine
 CALM_SECONDS = 600.0  # after so long without a death the count begins anew
+PROOF = AddRequest("proof", 2**64 - 1, [0], SamplingParams(temperature=0, max_tokens=1), [])  # that the engine works
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +76,7 @@ class Keeper:
         self.process: EngineProcess | None = None
         self._stall_timeout = stall_timeout
         self._deaths = Deaths()
-        self._blamed: list[int] = []  # requests that were failed for a death since which nothing was computed
+        self._blamed: list[int] = []  # requests that were failed for deaths, which is not proved yet
         self._died = 0.0
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -151,24 +156,35 @@ class Keeper:
                 self._mourn(reason, fatal)
 
     def _take(self, message: FromEngine) -> None:
-        if self._blamed and isinstance(message, Gained) and any(update.samples for update in message.updates):
-            self._deaths.forgive(self._blamed)
-            self._blamed.clear()
         if isinstance(message, Ready):
             assert self.process is not None
             self.config = EngineConfig.of(**message.settings)
             self.facts, self.memory = message.facts, message.memory
-            self.requests.resume(message.stats, self.process.send)
-            if self.num_restarts:
-                seconds = time.monotonic() - self._died
-                logger.info("the engine is there again after %.2f s; %d requests go on", seconds, len(self.requests))
-            self._enter("ready")
+            if self._blamed:
+                pooling = None if self.memory else PoolingParams()  # an encoder, which has no KV blocks
+                self.process.send(msgspec.structs.replace(PROOF, pooling=pooling))
+            else:
+                self._go_on(message.stats)
+        elif self._blamed and isinstance(message, Gained):
+            if any(update.request_id == PROOF.request_id and update.is_finished for update in message.updates):
+                self._deaths.forgive(self._blamed)
+                self._blamed.clear()
+                self._go_on(message.stats)
         elif isinstance(message, Failed):
             self._die(getattr(errors, message.kind, EngineDeadError)(message.message))
         elif isinstance(message, Profiled):
             self.profiles.hear(message)
         else:
             self.requests.take(message)
+
+    def _go_on(self, stats: WireStats) -> None:
+        """The engine is there, and works as far as that is known."""
+        assert self.process is not None
+        self.requests.resume(stats, self.process.send)
+        if self.num_restarts:
+            seconds = time.monotonic() - self._died
+            logger.info("the engine is there again after %.2f s; %d requests go on", seconds, len(self.requests))
+        self._enter("ready")
 
     def _mourn(self, reason: str, fatal: frozenset[int]) -> None:
         """A process has died: decide what becomes of its requests, and whether another is started."""
