@@ -187,7 +187,9 @@ def _sample_op(resolver: OpResolver, vocab_size: int) -> Callable[[Sample], torc
     """Who draws tokens; None: the sampler itself, which is faster than the reference."""
     if not resolver.is_offered("sample"):
         return None
-    signature = OPS["sample"].signature(torch.float32, "cpu", {"vocab_size": vocab_size})
+    signature = OPS["sample"].signature(
+        torch.float32, "", {"vocab_size": vocab_size}
+    )  # of output: kinds of device do not matter
     resolved = resolver.resolve(signature)
     return None if resolved.impl.tier == "reference" else resolved.fn
 
