@@ -162,6 +162,9 @@ class Sample(msgspec.Struct, frozen=True):
     uniform: torch.Tensor
 
 
+_HOST = torch.empty(0).device.type  # torch's word for host memory
+
+
 @dataclass(frozen=True)
 class OpDefinition:
     """One op of the contract.
@@ -171,7 +174,7 @@ class OpDefinition:
         args: the class of its args object, whose docstring says what it computes.
         traits: names that a signature of it carries.
         added: traits, or values of traits, that came after the first version.
-        of_output: it works on what a step gave: signatures say float32 and "cpu", whatever the platform's are.
+        of_output: it works on what a step gave: signatures say float32 and host memory, whatever the platform's are.
 
     """
 
@@ -185,7 +188,7 @@ class OpDefinition:
         """With those of the sizes that are its traits; of a platform's dtype and kind of device where these matter."""
         traits = tuple((trait, sizes[trait]) for trait in self.traits)
         if self.of_output:
-            dtype, device_type = torch.float32, "cpu"
+            dtype, device_type = torch.float32, _HOST
         return OpSignature(self.name, dtype, device_type, traits)
 
     def version_for(self, signature: "OpSignature") -> tuple[int, int]:

@@ -187,9 +187,7 @@ def _sample_op(resolver: OpResolver, vocab_size: int) -> Callable[[Sample], torc
     """Who draws tokens; None: the sampler itself, which is faster than the reference."""
     if not resolver.is_offered("sample"):
         return None
-    signature = OPS["sample"].signature(
-        torch.float32, "", {"vocab_size": vocab_size}
-    )  # of output: kinds of device do not matter
+    signature = OPS["sample"].signature(torch.float32, "", {"vocab_size": vocab_size})  # of no kind of device
     resolved = resolver.resolve(signature)
     return None if resolved.impl.tier == "reference" else resolved.fn
 
