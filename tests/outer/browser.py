@@ -5,6 +5,7 @@ import shutil
 from typing import Any
 
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -40,7 +41,9 @@ def colour_scheme(browser: WebDriver, scheme: str) -> None:
 
 def wait_until(browser: WebDriver, condition: Any) -> None:
     """Return once it holds."""
-    WebDriverWait(browser, SECONDS, poll_frequency=0.05).until(lambda _: condition())
+    # An element may be replaced between finding and reading it: then it is looked for again.
+    stale = (StaleElementReferenceException,)
+    WebDriverWait(browser, SECONDS, poll_frequency=0.05, ignored_exceptions=stale).until(lambda _: condition())
 
 
 def requests_of(browser: WebDriver) -> list[str]:
