@@ -185,7 +185,7 @@ def test_the_number_of_threads_changes_nothing(op: str, isa_library: NativeLibra
 
 def test_what_is_offered_is_what_can_be_served(library: NativeLibrary) -> None:
     offered = {impl.op: impl for impl in native_ops(library)}
-    assert set(offered) == set(OPS) - {"linear", "embedding"}
+    assert set(offered) == set(OPS) - {"embedding"}
     for impl in offered.values():
         assert impl.tier == "native"
         assert impl.row_invariant

@@ -357,6 +357,8 @@ class LLM:
             for output in outputs:
                 if output.finished:
                     left.remove(output.request_id)
+                    with self._lock:  # another caller's step may have ended it since it was taken: that is no more news
+                        self._news.pop(output.request_id, None)
                 yield output
 
     def _step(self) -> None:
