@@ -104,7 +104,8 @@ def test_length_that_does_not_fit(fails: Fails, demo_file: Path) -> None:
     """The message gives the largest length that fits and both settings. Doing as it says helps."""
     argv = ["generate", "demo", "x", "--max-num-seqs", "1", "--max-tokens", "1", "--memory-utilization"]
     nothing = fails(*argv, "0.0001")
-    taken = [float(amount) for amount in re.findall(r"(\d+\.\d+) GiB of (?:weights|workspace)", nothing)]
+    found = re.findall(r"(\d+\.\d+) ([MG])iB of (?:weights|workspace)", nothing)
+    taken = [float(amount) / (1 if unit == "G" else 1024) for amount, unit in found]
     total = choose_platform(discover(), "cpu").create(0).memory_info().total / 2**30
     share = str((sum(taken) + 0.1) / total)  # 0.1 GiB are left for KV blocks
     line = fails(*argv, share)
