@@ -20,7 +20,7 @@ from octavo.contract import (
     Support,
     Weight,
 )
-from octavo_cpu.matrix import PackedMatrix, pack
+from octavo_cpu.matrix import WEIGHT_FORMATS, PackedMatrix, pack
 from octavo_cpu.native import DTYPES, NativeLibrary
 
 __all__ = ["PROVIDER", "native_ops"]
@@ -65,7 +65,10 @@ def _supports(signature: OpSignature) -> Support:
 def _supports_linear(signature: OpSignature) -> Support:
     if signature.device_type == "cpu" and signature.dtype not in (torch.float32, torch.bfloat16):
         return Support.no(f"dtype {signature.dtype}, built for float32, bfloat16")
-    return _supports(signature)
+    form = signature.trait("weight_format", "dense")
+    known = ("dense", *WEIGHT_FORMATS)
+    built = Support.yes() if form in known else Support.no(f"weight format {form}, built for {', '.join(known)}")
+    return _supports(signature) & built
 
 
 def _supports_sample(signature: OpSignature) -> Support:

@@ -137,11 +137,6 @@ class NativeProgram:
         """What a step reads of the packed weights."""
         return self._costs
 
-    @property
-    def weight_bytes(self) -> int:
-        """Of the packed weights."""
-        return self._costs.layer_bytes + self._costs.head_bytes
-
     def workspace_bytes(self, max_tokens: int, max_rows: int) -> int:
         """Activations of the widest layer, hidden states of the rows, and logits of those that want them."""
         logits = max_rows * self._vocab_size * torch.float32.itemsize

@@ -196,5 +196,7 @@ def test_what_is_offered_is_what_can_be_served(library: NativeLibrary) -> None:
         assert not impl.supports(replace(signature, device_type="meta"))
     odd = OpSignature("rotary_embedding", torch.float32, "cpu", (("rotary_dim", 3),))
     assert str(offered["rotary_embedding"].supports(odd)) == "no: rotary_dim 3 is odd"
+    form = OpSignature("linear", torch.float32, "cpu", (("weight_format", "int2"),))
+    assert "weight format int2, built for dense, int8, int4" in str(offered["linear"].supports(form))
     unknown = OpSignature("activation", torch.float32, "cpu", (("activation", "swish9"),))
     assert "activation swish9, built for silu, gelu" in str(offered["activation"].supports(unknown))
