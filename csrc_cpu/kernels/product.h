@@ -183,22 +183,37 @@ void dense_tile(const char* x, int64_t x_bytes, const char* panels, int64_t pane
     }
 }
 
-// c[R][vectors from `first` on] = x times the panels, group by group.
+// R rows that lie `stride` apart. Every second or third has a pointer: the processor's addresses reach the rest.
+template <int R, class T>
+struct Rows {
+    static constexpr int kReach = 3;
+    T* heads[(R + kReach - 1) / kReach];
+    int64_t stride;
+
+    Rows(T* first, int64_t row_stride) : stride(row_stride) {
+        for (int i = 0; i * kReach < R; ++i) heads[i] = first + i * kReach * row_stride;
+    }
+    OCTAVO_INLINE T* at(int row, int64_t offset) const { return heads[row / kReach] + row % kReach * stride + offset; }
+};
+
+// c[R][V vectors] = x times a unit's panels from vector `first` on, group by group. A tile begins where a panel does,
+// or lies within one: places within a panel are constants.
 template <class Codes, int R, int V, class Fetch>
 void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t panel_bytes, int first, float* c,
                   Fetch fetch) {
+    constexpr int kPanels = (V + kPanelVectors - 1) / kPanelVectors;
     Floats sums[R][V] = {};
-    const char* codes = static_cast<const char*>(x.data) + row * x.stride;
-    const float* scales = x.scales + row * x.groups;
-    const int32_t* starts = x.starts + row * x.groups;
-    const char* w[V];
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) w[v] = panels + panel_of(first + v) * panel_bytes;
+    const Rows<R, const char> codes(static_cast<const char*>(x.data) + row * x.stride, x.stride);
+    const Rows<R, const float> scales(x.scales + row * x.groups, x.groups);
+    const Rows<R, const int32_t> starts(x.starts + row * x.groups, x.groups);
+    const char* w[kPanels];
+    for (int p = 0; p < kPanels; ++p) w[p] = panels + (panel_of(first) + p) * panel_bytes + column_of(first) * 4;
+    const int64_t factors_at = Codes::kCodeBytes - column_of(first) * 2;
     for (int64_t g = 0; g < x.groups; ++g) {
         Ints dots[R][V];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Ints start = Codes::kMinima ? Ints{} : (Ints)splat_word(starts + r * x.groups + g);
+            const Ints start = Codes::kMinima ? Ints{} : (Ints)splat_word(starts.at(r, g));
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) dots[r][v] = start;
         }
@@ -207,34 +222,34 @@ void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t pan
             Words weights[V];
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) {
-                weights[v] = Codes::quad(w[v], q, column_of(first + v));
+                weights[v] = Codes::quad(w[panel_of(v)], q, column_of(v));
                 if (q < Codes::kCodeBytes / (4 * kPanelColumns)) {
-                    fetch.weights(w[v], (q * kPanelColumns + column_of(first + v)) * 4);
+                    fetch.weights(w[panel_of(v)], (q * kPanelColumns + column_of(v)) * 4);
                 }
             }
-            fetch.step();
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-                const Words input = splat_word(codes + r * x.stride + g * kGroup + q * 4);
+                const Words input = splat_word(codes.at(r, g * kGroup + q * 4));
 #pragma GCC unroll 8
                 for (int v = 0; v < V; ++v) dots[r][v] = dot_quads(dots[r][v], weights[v], input);
             }
         }
+        fetch.step();
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            const auto* factors = reinterpret_cast<const Float16*>(w[v] + Codes::kCodeBytes) + column_of(first + v);
+            const auto* factors = reinterpret_cast<const Float16*>(w[panel_of(v)] + factors_at) + column_of(v);
             const Floats scale = load(factors);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-                const float x_scale = scales[r * x.groups + g];
+                const float x_scale = *scales.at(r, g);
                 sums[r][v] = fma(to_floats(dots[r][v]), scale * x_scale, sums[r][v]);
                 if constexpr (Codes::kMinima) {
-                    const float share = x_scale * float(starts[r * x.groups + g]);
+                    const float share = x_scale * float(*starts.at(r, g));
                     sums[r][v] = fma(load(factors + kPanelColumns), splat(share), sums[r][v]);
                 }
             }
-            w[v] += kGroupBytes<Codes>;
         }
+        for (int p = 0; p < kPanels; ++p) w[p] += kGroupBytes<Codes>;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -290,7 +305,8 @@ void grouped_unit(const Product& p, float* c, int64_t row, int64_t rows, const c
     const int64_t other_tiles = (rows - 1) / kGroupRows;
     const char* next = panels + (panel_of(first + V - 1) + 1) * p.panel_bytes;
     const char* const next_end = next + (panel_of(V - 1) + 1) * p.panel_bytes;
-    const int64_t lines = other_tiles ? (V * kLanes * 4 / 64 + other_tiles - 1) / other_tiles : 0;
+    const int64_t group_lines = kGroupBytes<Codes> * V / kPanelVectors / 64;
+    const int64_t lines = other_tiles ? (group_lines + other_tiles - 1) / other_tiles : 0;
     const auto tile = [&](int64_t r, auto fetch) {
         with_rows<kGroupRows>(smaller<int64_t>(kGroupRows, rows - r), [&](auto n) OCTAVO_LAMBDA {
             grouped_tile<Codes, decltype(n)::rows, V>(p.x, row + r, panels, p.panel_bytes, first, c + r * kUnitColumns,
