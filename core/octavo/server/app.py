@@ -96,6 +96,8 @@ def create_app(engine: AsyncEngine, options: ServerOptions) -> FastAPI:
         app.add_api_route(
             path, endpoint, methods=[method], response_model=None, response_class=Response, openapi_extra=described
         )
+        if method == "GET":  # probes ask for the head alone; the document need not say so of each
+            app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
     # It waits for what it is asked to measure, so the document leaves it out: who tries every path would wait too.
     app.add_route("/profile", profile, methods=["POST"], include_in_schema=False)
     bodies = [body for *_, body in ROUTES if body is not None]
