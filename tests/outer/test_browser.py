@@ -203,7 +203,7 @@ def test_an_error_is_said_in_the_chat(chromium: WebDriver, busy: Served) -> None
         page.execute_script("document.getElementById('text').value = 'long '.repeat(3000)")
         element(page, "send").click()
         wait_until(page, lambda page=page: bubbles(page, "assistant")[0].text)
-        assert "512 tokens of max_model_len" in bubbles(page, "assistant")[0].text
+        assert "maximum context length is 512 tokens" in bubbles(page, "assistant")[0].text
         assert "failed" in str(bubbles(page, "assistant")[0].get_attribute("class"))
 
 

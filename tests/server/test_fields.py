@@ -235,7 +235,7 @@ TABLE: dict[str, tuple[type[msgspec.Struct], dict[str, Any], dict[str, Fate]]] =
             "stop_sequences": Served(["e", "a", " "], [""], lambda answer: not set("ea ") & set(said(answer))),
             "tools": Served([{"name": "f", "input_schema": SCHEMA}], [{"type": "bash_20250124", "name": "bash"}]),
             "tool_choice": Served({"type": "auto"}, {"type": "odd"}, more={"tools": [{"name": "f"}]}),
-            "thinking": Served({"type": "disabled"}, 5),
+            "thinking": Served({"type": "disabled"}, {"type": "odd"}),
             "output_config": Served(
                 {"format": {"type": "json_schema", "schema": SCHEMA}},
                 {"format": {"type": "odd"}},
@@ -321,6 +321,112 @@ def test_nulls_and_unknown_fields_change_nothing(http: httpx.Client, path: str) 
     answer = http.post(path, json={**base, **nulls, "no_such_field": {"a": [1]}, "prediction": "x"})
     assert answer.status_code == 200, answer.text
     assert said(answer.json()) == said(plain)
+
+
+CALL = {"id": "c", "type": "odd", "function": {"name": "f", "arguments": "{}"}}
+FORM = {"type": "json_schema", "schema": SCHEMA}
+
+# Fields that have a choice of values, and what is none of them: path, fields, whose name the error has.
+ODD: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/completions", {"truncation_side": "odd"}, "truncation_side"),
+    ("/v1/completions", {"service_tier": "odd"}, "service_tier"),
+    ("/v1/completions", {"guided_decoding_backend": "odd"}, "guided_decoding_backend"),
+    ("/v1/completions", {"response_format": {"type": "odd"}}, "response_format"),
+    ("/v1/completions", {"response_format": {"type": 5}}, "response_format"),
+    ("/v1/completions", {"structured_outputs": {"json": SCHEMA, "structural_tag": "x"}}, "structured_outputs"),
+    ("/v1/completions", {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, "structured_outputs"),
+    ("/v1/chat/completions", {"reasoning_effort": "odd"}, "reasoning_effort"),
+    ("/v1/chat/completions", {"service_tier": "odd"}, "service_tier"),
+    ("/v1/chat/completions", {"store": "odd"}, "store"),
+    ("/v1/chat/completions", {"modalities": ["odd"]}, "modalities"),
+    ("/v1/chat/completions", {"function_call": "odd"}, "function_call"),
+    ("/v1/chat/completions", {"tool_choice": "odd"}, "tool_choice"),
+    (
+        "/v1/chat/completions",
+        {"tool_choice": {"type": "odd", "function": {"name": "f"}}, "tools": [TOOL]},
+        "tool_choice",
+    ),
+    ("/v1/chat/completions", {"tools": [{**TOOL, "type": "odd"}]}, "tools"),
+    ("/v1/chat/completions", {"messages": [{"role": "odd", "content": "x"}]}, "messages"),
+    ("/v1/chat/completions", {"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]}, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "odd", "text": "x"}]}]}, "messages"),
+    ("/v1/responses", {"reasoning": {"effort": "odd"}}, "reasoning"),
+    ("/v1/responses", {"reasoning": {"effort": 5}}, "reasoning"),
+    ("/v1/responses", {"reasoning": {"summary": "odd"}}, "reasoning"),
+    ("/v1/responses", {"reasoning": {"generate_summary": "odd"}}, "reasoning"),
+    ("/v1/responses", {"text": {"verbosity": "odd"}}, "text"),
+    ("/v1/responses", {"text": {"format": {**FORM, "type": "odd"}}}, "text"),
+    ("/v1/responses", {"include": ["odd"]}, "include"),
+    ("/v1/responses", {"truncation": "odd"}, "truncation"),
+    ("/v1/responses", {"service_tier": "odd"}, "service_tier"),
+    ("/v1/responses", {"prompt_cache_retention": "odd"}, "prompt_cache_retention"),
+    ("/v1/responses", {"tool_choice": {"type": "odd", "name": "f"}}, "tool_choice"),
+    ("/v1/responses", {"tools": [{"type": "odd", "name": "f"}]}, "tools"),
+    ("/v1/responses", {"input": [{"role": "odd", "content": "x"}]}, "input"),
+    ("/v1/responses", {"input": [{"type": "odd"}]}, "input"),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "odd", "text": "x"}]}]}, "input"),
+    ("/v1/messages", {"thinking": {"type": "odd"}}, "thinking"),
+    ("/v1/messages", {"thinking": {}}, "thinking"),
+    ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking"),
+    ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": "odd"}}, "thinking"),
+    ("/v1/messages", {"thinking": {"type": "adaptive", "display": "odd"}}, "thinking"),
+    ("/v1/messages", {"output_config": {"effort": "odd"}}, "output_config"),
+    ("/v1/messages", {"output_config": {"format": {**FORM, "type": "odd"}}}, "output_config"),
+    ("/v1/messages", {"service_tier": "odd"}, "service_tier"),
+    ("/v1/messages", {"cache_control": {"type": "odd"}}, "cache_control"),
+    ("/v1/messages", {"cache_control": {"type": "ephemeral", "ttl": "odd"}}, "cache_control"),
+    ("/v1/messages", {"tool_choice": {"type": "odd"}, "tools": [{"name": "f"}]}, "tool_choice"),
+    (
+        "/v1/messages",
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": "odd"}, "tools": [{"name": "f"}]},
+        "tool_choice",
+    ),
+    ("/v1/messages", {"tools": [{"type": "odd", "name": "f"}]}, "tools"),
+    ("/v1/messages", {"messages": [{"role": "odd", "content": "x"}]}, "messages"),
+    ("/v1/messages", {"messages": [{"content": "x"}]}, "messages"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "odd", "text": "x"}]}]}, "messages"),
+    ("/v1/messages", {"system": [{"type": "odd", "text": "x"}]}, "system"),
+    ("/v1/embeddings", {"encoding_format": "odd"}, "encoding_format"),
+    ("/v1/embeddings", {"truncation_side": "odd"}, "truncation_side"),
+    ("/v1/embeddings", {"pooling": "odd"}, "pooling"),
+    ("/tokenize", {"messages": [{"role": "odd", "content": "x"}]}, "messages"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), ODD, ids=str)
+def test_what_is_no_choice_is_refused(agents: httpx.Client, path: str, fields: dict[str, Any], param: str) -> None:
+    base = TABLE[path][1] if path in TABLE else {"input": "Hello"} if path == "/v1/embeddings" else {}
+    answer = agents.post(path, json={**base, **fields})
+    assert answer.status_code == 400, answer.text
+    found = answer.json()
+    assert found["error"]["param"] == param, answer.text
+    assert path != "/v1/messages" or (found["type"], found["error"]["type"]) == ("error", "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"guided_decoding_backend": "xgrammar:disable-any-whitespace"}),
+        ("/v1/chat/completions", {"reasoning_effort": "minimal", "service_tier": "flex", "store": False}),
+        ("/v1/chat/completions", {"messages": [{"role": "developer", "content": "x"}, *HELLO]}),
+        ("/v1/responses", {"include": ["reasoning.encrypted_content"], "text": {"verbosity": "low"}}),
+        ("/v1/responses", {"reasoning": {"effort": None, "summary": "auto"}, "prompt_cache_retention": "24h"}),
+        ("/v1/messages", {"thinking": {"type": "adaptive", "display": None}, "output_config": {"effort": "max"}}),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}}),
+        ("/v1/messages", {"cache_control": {"type": "ephemeral", "ttl": "1h"}}),
+    ],
+    ids=str,
+)
+def test_what_is_a_choice_is_taken(agents: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    answer = agents.post(path, json={**TABLE[path][1], **fields})
+    assert answer.status_code == 200, answer.text
+
+
+def test_an_error_says_what_may_be_chosen(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json={"prompt": "a", "truncation_side": "odd"})
+    assert "left, right" in answer.json()["error"]["message"]
+    answer = http.post("/v1/messages", json={"messages": [{"role": "odd", "content": "x"}], "max_tokens": 1})
+    assert "user, assistant" in answer.json()["error"]["message"]
 
 
 HUGE = {"a": ["x" * 1000, [1, {"b": None}]] * 20}  # of no type that any field but a few has

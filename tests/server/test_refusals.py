@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -128,11 +129,80 @@ def test_a_fault_is_named(
     assert served.engine.num_live == 0
 
 
-def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(http: httpx.Client) -> None:
-    message = error_of(http.post("/v1/completions", json={"prompt": [5] * 512}))["message"]
-    assert "512 tokens" in message
-    assert "max_model_len is 512" in message
-    assert http.post("/v1/completions", json={"prompt": [5] * 511, "max_tokens": 1}).status_code == 200
+LONG = {  # by path: a body of many tokens, and of so many as there are letters
+    "/v1/completions": lambda num: {"prompt": [5] * num},
+    "/v1/chat/completions": lambda num: {"messages": [{"role": "user", "content": "x" * num}]},
+    "/v1/responses": lambda num: {"input": "x" * num},
+    "/v1/messages": lambda num: {"messages": [{"role": "user", "content": "x" * num}], "max_tokens": 1},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", LONG)
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(http: httpx.Client, path: str, stream: bool) -> None:
+    error = error_of(http.post(path, json={**LONG[path](600), "stream": stream}))
+    assert error["param"] == {"/v1/messages": "messages", "/v1/responses": "input"}.get(path, "prompt")
+    pattern = r"maximum context length is 512 tokens. However, your prompt has (6\d\d) tokens"
+    if path == "/v1/messages":
+        pattern = r"prompt is too long: (6\d\d) tokens > 512 maximum"
+    assert re.search(pattern, error["message"])
+    assert "max_model_len" in error["message"]
+
+
+def test_the_last_token_of_the_context_can_be_had(http: httpx.Client) -> None:
+    for num, more, status in (
+        (511, {"max_tokens": 1}, 200),
+        (511, {}, 200),
+        (512, {}, 400),
+        (512, {"max_tokens": 1}, 400),
+        (512, {"max_tokens": 0, "echo": True}, 200),
+        (513, {"max_tokens": 0, "echo": True}, 400),
+    ):
+        assert http.post("/v1/completions", json={"prompt": [5] * num, **more}).status_code == status, (num, more)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+    ],
+)
+def test_more_output_than_the_context_leaves_is_refused_with_both_numbers(
+    http: httpx.Client, path: str, name: str, stream: bool
+) -> None:
+    """In the words that clients of each protocol look for, to ask for less. What they did not ask for is cut."""
+    body = {**LONG[path](100), "stream": stream, "stop": ["a", "e", " "], "stop_sequences": ["a", "e", " "]}
+    error = error_of(http.post(path, json={**body, name: 500}))
+    assert error["param"] == name
+    if path == "/v1/messages":
+        found = re.search(r"input length and `max_tokens` exceed context limit: (\d+) \+ 500 > 512,?", error["message"])
+        assert found is not None, error
+    else:
+        found = re.search(
+            r"This model's maximum context length is 512 tokens\. However, you requested \d+ tokens "
+            r"\((\d+) in the messages, 500 in the completion\)",
+            error["message"],
+        )
+        assert found is not None, error
+        assert f"requested {int(found[1]) + 500} tokens" in error["message"]
+    num_prompt = int(found[1])
+    assert http.post(path, json={**body, name: 512 - num_prompt}).status_code == 200
+    assert error_of(http.post(path, json={**body, name: 513 - num_prompt}))["param"] == name
+    if path != "/v1/messages":
+        assert http.post(path, json=body).status_code == 200
+
+
+def test_what_the_model_s_files_recommend_is_cut_to_the_context(
+    http: httpx.Client, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(served.engine.description.sampling_defaults, "max_tokens", 4000)
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+        assert http.post(path, json={**LONG[path](500 if path == "/v1/completions" else 400)}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -224,6 +294,30 @@ def test_what_is_not_there_is_not_found(http: httpx.Client, openai: OpenAI) -> N
     message = error_of(http.post("/chat/completions", json={}), 404)["message"]
     assert "/v1/chat/completions" in message
     error_of(http.get("/v1/completions"), 405)
+
+
+PROBED = ("/health", "/ping", "/v1/models", "/v1/models/tiny", "/metrics", "/version", "/load", "/requests", "/")
+
+
+@pytest.mark.parametrize("path", [*PROBED, "/static/page.css", "/openapi.json"])
+def test_a_head_is_that_of_the_get(http: httpx.Client, path: str) -> None:
+    head, whole = http.head(path), http.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    fixed = ("content-length",) if path not in ("/metrics", "/requests") else ()
+    for name in ("content-type", "x-content-type-options", *fixed):
+        assert head.headers.get(name) == whole.headers.get(name)
+
+
+def test_the_head_of_what_is_not_there(http: httpx.Client, served: Served) -> None:
+    assert http.head("/nothing").status_code == 404
+    assert http.head("/v1/models/nothing").status_code == 404
+    assert http.head("/v1/completions").status_code == 405
+    with httpx.Client(base_url=served.listen(ServerOptions(api_keys=("k",)))) as locked:
+        assert locked.head("/health").status_code == 200
+        assert locked.head("/v1/models").status_code == 401
+        assert locked.head("/v1/models", headers={"x-api-key": "k"}).status_code == 200
+    document = http.get("/openapi.json").json()
+    assert not any("head" in operations for operations in document["paths"].values())
 
 
 def test_a_body_over_the_limit_is_refused(http: httpx.Client, served: Served) -> None:

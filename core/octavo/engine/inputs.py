@@ -107,8 +107,8 @@ class Inputs:
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is not None and len(text) > max_tokens * self._tokenizer.longest_token:
             raise RequestError(
-                f"the prompt has {len(text)} characters, more than the {max_tokens} tokens of max_model_len can hold; "
-                "shorten the prompt or raise max_model_len",
+                f"This model's maximum context length is {max_tokens} tokens, and the prompt is too long: {len(text)} "
+                "characters are more than so many tokens can hold; shorten the prompt or raise max_model_len",
                 "prompt",
             )
 

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -121,7 +121,9 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: bytes, name: str) -> Any:
     try:
         return decoder.decode(raw)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"{name}: {_reason(error)}", name) from error
+        choices = [choice for part in get_args(decoder.type) for choice in get_args(part) if isinstance(choice, str)]
+        allowed = f" (one of {', '.join(choices)})" if choices else ""
+        raise ApiError(400, f"{name}: {_reason(error)}{allowed}", name) from error
 
 
 def _without_lone_surrogates(raw: bytes) -> bytes:

@@ -13,7 +13,7 @@ from octavo.errors import shown
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
 from octavo.server.answers import Choice, ChunkedAnswer, renamed, respond
 from octavo.server.body import parse_body
-from octavo.server.errors import ApiError, unsupported
+from octavo.server.errors import ApiError, check_one_of, unsupported
 from octavo.server.logprobs import ChatLogprobs, prompt_logprobs
 from octavo.server.protocol import ChatRequest
 from octavo.server.sampling import check_served, sampling_params
@@ -23,6 +23,8 @@ from octavo.server.turns import Turns, choice_of, delta_of, effort_names
 from octavo.text.turn import Turn
 
 __all__ = ["conversation_of", "create_chat_completion"]
+
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -45,6 +47,9 @@ def conversation_of(service: Service, body: Any, tools: Sequence[dict[str, Any]]
             "chat_template",
             "is a program, and is run only where the server was started to trust it (trust_request_chat_template)",
         )
+    templates = [body.chat_template or "", *service.engine.tokenizer.chat_template.templates.values()]
+    for i, message in enumerate(body.messages):
+        _check_role(message, f"messages[{i}].role", templates)
     names = dict(body.chat_template_kwargs or {})
     if getattr(body, "documents", None) is not None:
         names["documents"] = body.documents
@@ -59,6 +64,13 @@ def conversation_of(service: Service, body: Any, tools: Sequence[dict[str, Any]]
         chat_template_kwargs=names,
         add_special_tokens=bool(body.add_special_tokens),
     )
+
+
+def _check_role(message: Any, where: str, templates: Sequence[str]) -> None:
+    """A role is one of the protocol's, or one that the model's template names."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if isinstance(role, str) and role and not any(f"'{role}'" in text or f'"{role}"' in text for text in templates):
+        check_one_of(where, role, ROLES, "messages")
 
 
 def _opens_a_turn(body: Any) -> bool:
@@ -82,11 +94,11 @@ async def _prepare(service: Service, request: Request, body: ChatRequest) -> "_C
     check_served(body)
     _check_chat(body)
     recommended = service.engine.description.sampling_defaults
-    wanted = [body.max_completion_tokens, body.max_tokens, recommended.get("max_tokens")]
-    max_tokens = next((number for number in wanted if number is not None), None)
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = recommended.get("max_tokens") if asked is None else asked
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    names = {"max_tokens": "max_completion_tokens"} if body.max_completion_tokens is not None else {}
-    with renamed(names):
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    with renamed({"max_tokens": name}):
         params = sampling_params(body, recommended, max_tokens=max_tokens, logprobs=logprobs)
     turns = Turns(
         service.options,
@@ -101,6 +113,7 @@ async def _prepare(service: Service, request: Request, body: ChatRequest) -> "_C
         side=body.truncation_side,
         num_output=max_tokens or 1,
     )
+    service.check_length(prompt, asked, request.url.path, name)
     params = turns.params(params, prompt.token_ids)
     return _Chat(service, body, params, prompt, turns, Caller.of(request, "chatcmpl", body.request_id))
 

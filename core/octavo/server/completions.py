@@ -79,6 +79,8 @@ async def _prepare(service: Service, request: Request, body: CompletionRequest) 
         )
         for prompt in prompts_of(body.prompt)
     ]
+    for prompt in prompts:
+        service.check_length(prompt, body.max_tokens, request.url.path)
     texts = [""] * len(prompts)
     if body.echo:
         texts = await asyncio.to_thread(lambda: [_text_of(service, prompt) for prompt in prompts])

@@ -6,7 +6,7 @@ always 400, 404 or 413.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from octavo.errors import (
     RequestError,
     RequestFailedError,
     UnsupportedError,
+    shown,
 )
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "ApiError",
     "as_api_error",
     "asked",
+    "check_one_of",
+    "context_exceeded",
     "error_body",
     "error_response",
     "log_refusal",
@@ -89,9 +92,55 @@ def unsupported(name: str, why: str = "is not served") -> ApiError:
     return ApiError(400, f"{name} {why}", name)
 
 
+def check_one_of(where: str, value: object, allowed: Collection[str], param: str) -> None:
+    """Refuse a value that is none of those that are known; None is no value.
+
+    Raises:
+        ApiError: names the place, and what may stand there.
+
+    """
+    if value is not None and not (isinstance(value, str) and value in allowed):
+        raise ApiError(400, f"{where} must be one of {', '.join(allowed)}, got {shown(value)}", param)
+
+
 def not_found(message: str, param: str | None = None) -> ApiError:
     """Something that is not there."""
     return ApiError(404, message, param)
+
+
+def context_exceeded(path: str, limit: int, num_prompt: int, num_output: int | None, name: str) -> ApiError:
+    """A prompt alone, or with the output that its client wants, is longer than the model's context.
+
+    Clients look for these words and numbers, drop messages or ask for less, and come again.
+
+    Args:
+        path: of the endpoint: each protocol has its own words.
+        limit: tokens of prompt and output together.
+        num_prompt: tokens of the prompt.
+        num_output: tokens that the client asked for; None: the prompt alone is too long.
+        name: of the field that is too large.
+
+    """
+    is_messages = _is_messages(path)
+    if num_output is None:
+        words = (
+            f"prompt is too long: {num_prompt} tokens > {limit} maximum"
+            if is_messages
+            else f"This model's maximum context length is {limit} tokens. However, your prompt has {num_prompt} tokens"
+        )
+        return ApiError(
+            400, f"{words}, and at least one is for the output; shorten the prompt or raise max_model_len", name
+        )
+    if is_messages:
+        words = f"input length and `max_tokens` exceed context limit: {num_prompt} + {num_output} > {limit}"
+        advice = "decrease input length or `max_tokens`"
+    else:
+        words = (
+            f"This model's maximum context length is {limit} tokens. However, you requested {num_prompt + num_output} "
+            f"tokens ({num_prompt} in the messages, {num_output} in the completion)"
+        )
+        advice = f"shorten the prompt, lower {name} or leave it out"
+    return ApiError(400, f"{words}; {advice}, or raise max_model_len", name)
 
 
 def own_fault() -> ApiError:
@@ -120,11 +169,15 @@ def as_api_error(error: BaseException) -> ApiError | None:
 
 def error_body(error: ApiError, path: str) -> dict[str, Any]:
     """The JSON object of an error at a path, the same in an answer and in a stream."""
-    if path == MESSAGES or path.startswith(MESSAGES + "/"):
+    if _is_messages(path):
         kind = MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": error.message, "param": error.param}}
     kind = TYPES.get(error.status, "BadRequestError" if error.status < 500 else "InternalServerError")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.status}}
+
+
+def _is_messages(path: str) -> bool:
+    return path == MESSAGES or path.startswith(MESSAGES + "/")
 
 
 def error_response(error: ApiError, path: str) -> Response:

@@ -1,8 +1,9 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's shape over the same chat."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,14 +14,14 @@ from octavo.errors import shown
 from octavo.server.answers import json_response, renamed, respond
 from octavo.server.blocks import Block, BlockAnswer, Step
 from octavo.server.body import parse_body
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, check_one_of
 from octavo.server.messages_input import messages_of
-from octavo.server.protocol import Extras, generation_of
+from octavo.server.protocol import Effort, Extras, generation_of
 from octavo.server.sampling import check_absent, sampling_params
 from octavo.server.service import Caller, Service
 from octavo.server.streaming import while_connected
 from octavo.server.structured import form_names
-from octavo.server.turns import Turns
+from octavo.server.turns import Turns, effort_names
 
 __all__ = ["CountTokensRequest", "MessagesRequest", "count_tokens", "create_message"]
 
@@ -38,6 +39,21 @@ REFUSED = {
 }
 
 
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model is to think, and whether its thoughts are told. How long it may is not bounded apart."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class CacheControl(msgspec.Struct, kw_only=True):
+    """Of no effect: prefixes are cached by themselves."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class CountTokensRequest(Extras, kw_only=True):
     """What makes the prompt. Of what is inherited only the model counts here; the rest is for the turn."""
 
@@ -45,10 +61,11 @@ class CountTokensRequest(Extras, kw_only=True):
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
+    thinking: Thinking | None = None
+    output_config: dict[str, Any] | None = None
 
     # Of no effect here.
-    cache_control: Any = None
+    cache_control: CacheControl | None = None
     context_management: Any = None
 
     # Refused, where they ask for something.
@@ -61,7 +78,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     max_tokens: int
     stop_sequences: list[str] | None = None
-    output_config: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: Any = None
@@ -103,8 +119,10 @@ async def _prepare(service: Service, request: Request, body: MessagesRequest) ->
         params = sampling_params(asked, recommended, max_tokens=body.max_tokens, logprobs=None)
         turns = _turns(service, body)
         prompt = await service.tokenize(_conversation(body, turns))
+        service.check_length(prompt, body.max_tokens, request.url.path)
         params = turns.params(params, prompt.token_ids)
-    thinks = (body.thinking or {}).get("type", "disabled") != "disabled"
+    thinking = body.thinking
+    thinks = thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
     caller = Caller.of(request, "msg", body.request_id)
     names = {**NAMES, **form_names(asked, NAMES), **turns.forms}
     return _Message(service, asked, params, prompt, turns, caller, names, with_reasoning=thinks)
@@ -132,6 +150,8 @@ def _turns(service: Service, body: CountTokensRequest) -> Turns:
             f"{shown(body.tool_choice)}",
             "tool_choice",
         )
+    if not isinstance(given.get("disable_parallel_tool_use"), bool | None):
+        raise ApiError(400, "tool_choice.disable_parallel_tool_use must be true or false", "tool_choice")
     tools = [_tool(tool) for tool in body.tools or []]
     parallel = not given.get("disable_parallel_tool_use")
     return Turns(service.options, service.engine.tokenizer, tools, choice, parallel=parallel)
@@ -147,8 +167,11 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _conversation(body: CountTokensRequest, turns: Turns) -> Conversation:
     """The conversation as chat templates know it."""
-    kind = (body.thinking or {}).get("type")
-    names = {"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else {}
+    effort = (body.output_config or {}).get("effort")
+    check_one_of("output_config.effort", effort, get_args(Effort), "output_config")
+    names = {} if effort is None else effort_names(effort)
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        names["enable_thinking"] = body.thinking.type == "enabled"
     return Conversation(messages_of(body.messages, body.system), tools=turns.tools, chat_template_kwargs=names)
 
 

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.errors import shown
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, check_one_of
 
 __all__ = ["messages_of"]
+
+ROLES = ("user", "assistant", "system")
 
 
 def messages_of(given: Sequence[dict[str, Any]], system: str | Sequence[Any] | None) -> list[dict[str, Any]]:
@@ -18,9 +20,13 @@ def messages_of(given: Sequence[dict[str, Any]], system: str | Sequence[Any] | N
     """
     if not given:
         raise ApiError(400, "messages is empty; at least one message is needed", "messages")
+    for i, block in enumerate(system if isinstance(system, list) else ()):
+        if block.get("type") != "text" or not isinstance(block.get("text"), str):
+            raise ApiError(400, f'system[{i}] must be {{"type": "text", "text": ...}}, got {shown(block)}', "system")
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     called: dict[str, str] = {}
     for i, message in enumerate(given):
+        check_one_of(f"messages[{i}].role", message.get("role", ""), ROLES, "messages")
         content = message.get("content")
         messages += _split(message, content, f"messages[{i}]", called) if isinstance(content, list) else [message]
     return messages

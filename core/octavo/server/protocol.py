@@ -12,15 +12,19 @@ __all__ = [
     "ChunkedRequest",
     "CompletionRequest",
     "DetokenizeRequest",
+    "Effort",
     "EmbeddingRequest",
     "Extras",
     "GenerationRequest",
+    "ServiceTier",
     "StreamOptions",
     "TokenizeRequest",
     "generation_of",
 ]
 
 PromptField: TypeAlias = str | list[str | int | list[int]]
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority"]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -99,8 +103,8 @@ class ChunkedRequest(GenerationRequest, kw_only=True):
     # Of no effect here.
     session_id: str | None = None
     metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
+    store: bool | None = None
+    service_tier: ServiceTier | None = None
     vllm_xargs: Any = None
 
     # Refused, where they ask for something.
@@ -142,7 +146,7 @@ class ChatRequest(ChunkedRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
 
     modalities: list[str] | None = None

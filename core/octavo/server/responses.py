@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,9 +16,9 @@ from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
 from octavo.server.answers import renamed, respond
 from octavo.server.blocks import Block, BlockAnswer, Step
 from octavo.server.body import parse_body
-from octavo.server.errors import ApiError, unsupported
+from octavo.server.errors import ApiError, check_one_of, unsupported
 from octavo.server.logprobs import ChatLogprobs
-from octavo.server.protocol import Extras, GenerationRequest, generation_of
+from octavo.server.protocol import Effort, Extras, GenerationRequest, ServiceTier, generation_of
 from octavo.server.responses_input import messages_of
 from octavo.server.sampling import check_absent, sampling_params
 from octavo.server.service import Caller, Service
@@ -28,7 +28,18 @@ from octavo.server.turns import Turns, effort_names
 
 __all__ = ["ResponsesRequest", "create_response"]
 
-LOGPROBS = "message.output_text.logprobs"  # in `include`; whatever else may stand there is of what never comes here
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = (  # all but the first are of what never comes here
+    LOGPROBS,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+SUMMARIES = ("auto", "concise", "detailed")
 NAMES = {
     "messages": "input",
     "prompt": "input",
@@ -68,8 +79,8 @@ class ResponsesRequest(Extras, kw_only=True):
 
     # Of no effect here.
     max_tool_calls: int | None = None  # of tools that a server runs
-    prompt_cache_retention: Any = None
-    service_tier: Any = None
+    prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
+    service_tier: ServiceTier | None = None
     stream_options: Any = None
 
     # Refused, where they ask for something.
@@ -94,6 +105,7 @@ async def _prepare(service: Service, request: Request, body: ResponsesRequest) -
     check_absent(body, REFUSED)
     if body.truncation == "auto":
         raise unsupported("truncation", "auto is not served: an input that is too long is refused")
+    _check_choices(body)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise ApiError(
             400, f"max_output_tokens must be at least 1, got {shown(body.max_output_tokens)}", "max_output_tokens"
@@ -121,11 +133,23 @@ async def _prepare(service: Service, request: Request, body: ResponsesRequest) -
         conversation = Conversation(
             messages_of(body.input, body.instructions),
             tools=turns.tools,
-            chat_template_kwargs=effort_names(effort) if isinstance(effort, str) else {},
+            chat_template_kwargs={} if effort is None else effort_names(effort),
         )
         prompt = await service.tokenize(conversation)
+        service.check_length(prompt, body.max_output_tokens, request.url.path, "max_output_tokens")
         params = turns.params(params, prompt.token_ids)
     return _Response(service, asked, params, prompt, turns, Caller.of(request, "resp", body.request_id), body)
+
+
+def _check_choices(body: ResponsesRequest) -> None:
+    """Refuse what is none of the protocol's values, be it of effect here or not."""
+    reasoning = body.reasoning or {}
+    check_one_of("reasoning.effort", reasoning.get("effort"), get_args(Effort), "reasoning")
+    for name in ("summary", "generate_summary"):
+        check_one_of(f"reasoning.{name}", reasoning.get(name), SUMMARIES, "reasoning")
+    check_one_of("text.verbosity", (body.text or {}).get("verbosity"), ("low", "medium", "high"), "text")
+    for what in body.include or ():
+        check_one_of("include", what, INCLUDES, "include")
 
 
 def _num_logprobs(body: ResponsesRequest) -> int | None:

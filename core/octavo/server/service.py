@@ -15,7 +15,7 @@ from octavo.engine.history import Origin
 from octavo.engine.inputs import Conversation, Prompt, TokenizedPrompt
 from octavo.engine.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
-from octavo.server.errors import ApiError, not_found
+from octavo.server.errors import ApiError, context_exceeded, not_found
 from octavo.server.options import ServerOptions
 from octavo.server.protocol import GenerationRequest
 from octavo.server.tracing import trace_headers
@@ -162,6 +162,23 @@ class Service:
             return tokenized
         ids = tokenized.token_ids
         return TokenizedPrompt(ids[:most] if side == "right" else ids[len(ids) - most :])
+
+    def check_length(
+        self, prompt: TokenizedPrompt, num_output: int | None, path: str, name: str = "max_tokens"
+    ) -> None:
+        """Whether the context holds a prompt and so many tokens of output, where a client asked for a number.
+
+        A default is cut to what fits; what was asked for is refused.
+
+        Raises:
+            ApiError: 400, with both numbers.
+
+        """
+        limit, num_prompt = self.max_model_len, len(prompt.token_ids)
+        if num_prompt > limit or (num_prompt == limit and num_output != 0):
+            raise context_exceeded(path, limit, num_prompt, None, "prompt")
+        if num_output is not None and num_prompt + num_output > limit:
+            raise context_exceeded(path, limit, num_prompt, num_output, name)
 
     def generate(
         self, prompts: Sequence[TokenizedPrompt], params: SamplingParams, caller: Caller, request: GenerationRequest

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import RequestError, shown
-from octavo.server.errors import ApiError, unsupported
+from octavo.server.errors import ApiError, check_one_of, unsupported
 from octavo.server.protocol import GenerationRequest
 from octavo.structured_output import StructuredOutput
 
@@ -19,6 +19,8 @@ FIELDS = {
     "grammar": "grammar",
 }
 GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+REFUSED = ("whitespace_pattern", "structural_tag")  # other keys that are known
+BACKENDS = ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar")  # all mean the one that is here
 NO_NAMES: Mapping[str, str] = {}
 
 
@@ -31,6 +33,9 @@ def structured_output(request: GenerationRequest) -> StructuredOutput | None:
     """
     if request.guided_whitespace_pattern is not None:
         raise unsupported("guided_whitespace_pattern", "is not served: white space in JSON is up to 32 characters")
+    if request.guided_decoding_backend is not None:  # what stands after a colon is for one of them
+        name = request.guided_decoding_backend.partition(":")[0]
+        check_one_of("guided_decoding_backend", name, BACKENDS, "guided_decoding_backend")
     fields = _fields(request)
     if len(fields) > 1:
         raise ApiError(400, f"{' and '.join(fields)} are given; an output has one form", fields[1])
@@ -65,6 +70,9 @@ def _form(request: GenerationRequest, name: str) -> dict[str, Any]:
         return _of_response_format(value)
     if name in GUIDED:
         return {GUIDED[name]: value}
+    for key in REFUSED:
+        if value.get(key) is not None:
+            raise unsupported("structured_outputs", f"with {key} is not served")
     given = {FIELDS[key]: each for key, each in value.items() if key in FIELDS and each not in (None, False)}
     if not given:
         raise ApiError(400, f"structured_outputs has none of {', '.join(FIELDS)}", "structured_outputs")

@@ -158,7 +158,8 @@ def choice_of(body: ChatRequest) -> str | None:
     choice = body.tool_choice
     if choice in (None, "none", "auto", "required"):
         return None if choice is None else str(choice)
-    function = choice.get("function") if isinstance(choice, dict) else None
+    is_function = isinstance(choice, dict) and choice.get("type") in (None, "function")
+    function = choice.get("function") if is_function and isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise ApiError(

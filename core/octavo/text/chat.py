@@ -214,6 +214,8 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         raise RequestError(f"{where}.tool_calls must be a list of objects", "messages")
     parsed = []
     for call in calls:
+        if call.get("type") not in (None, "function"):
+            raise RequestError(f"{where}.tool_calls are of type function, got type {call['type']!r:.40}", "messages")
         function = call.get("function")
         if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
             call = {**call, "function": {**function, "arguments": _arguments(function["arguments"])}}
