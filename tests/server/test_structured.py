@@ -9,6 +9,7 @@ import pytest
 from httpx import Client
 from openai import OpenAI
 from server.served import Served
+from server.spoken import TWO_CALLS
 
 from octavo.errors import ConfigError
 from octavo.server.app import create_app
@@ -119,6 +120,35 @@ def test_a_cut_call_is_cut(with_tools: OpenAI) -> None:
     model = with_tools.models.list().data[0].id
     wish: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 12, "messages": HELLO}
     assert with_tools.chat.completions.create(model=model, **wish).choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}, "max_tokens"),
+        ("/v1/responses", {"input": "Hello"}, "max_output_tokens"),
+        ("/v1/messages", {"messages": HELLO}, "max_tokens"),
+    ],
+)
+def test_no_answer_shows_how_a_call_is_written(agents: Client, path: str, body: dict[str, Any], limit: str) -> None:
+    """However early it is cut, streamed or whole."""
+    tools: list[dict[str, Any]] = [{"type": "function", **each["function"]} for each in TOOLS]
+    if path == "/v1/chat/completions":
+        tools = TOOLS
+    elif path == "/v1/messages":
+        tools = [{"name": each["name"], "input_schema": each.get("parameters", {})} for each in tools]
+    wish = {**body, "tools": tools, "structured_outputs": {"choice": [TWO_CALLS]}}
+    num_tokens = agents.post("/tokenize", json={"prompt": TWO_CALLS, "add_special_tokens": False}).json()["count"]
+    for num in range(1, num_tokens, 3):
+        for stream in (False, True):
+            answer = agents.post(path, json={**wish, limit: num, "stream": stream})
+            assert answer.status_code == 200
+            told = answer.text.replace(json.dumps(tools, separators=(",", ":")), "")
+            for marker in ("tool_call>", "<tool", "</tool"):
+                assert marker not in told, (num, told)
+            lines = [line for line in told.splitlines() if "function_call_arguments" not in line]
+            words = re.findall(r'"(?:content|text|delta)":"([^"]*)"', "\n".join(lines))
+            assert not any(word.strip("<") for word in words), (num, words)
 
 
 def test_tools_that_are_not_called_change_nothing(with_tools: OpenAI) -> None:

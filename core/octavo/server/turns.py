@@ -133,7 +133,8 @@ class Turns:
         if self._reasoning is not None:
             reasoning = ReasoningParser(self._reasoning, inside=self._inside)
         if self._tools and self._format is not None:
-            tools = ToolParser(self._format, [tool.name for tool in self._tools], parallel=self._parallel)
+            names, is_forced = [tool.name for tool in self._tools], self._choice != "auto"
+            tools = ToolParser(self._format, names, parallel=self._parallel, only_calls=is_forced)
         return Turn(reasoning, tools)
 
     def num_reasoning_tokens(self, token_ids: Sequence[int], reasoning: str) -> int:

@@ -32,6 +32,13 @@ class CallScanner:
         self._expects = "key"
         self._arguments: list[str] = []  # not yet told
 
+    @property
+    def begun_name(self) -> str | None:
+        """As much of the name as there is while it is being written; None: it is not."""
+        if self._key != "name" or self._expects == "comma":
+            return None
+        return "".join(self._value or []).removeprefix('"')
+
     def take_arguments(self) -> str:
         """The arguments' text since the last call, as it was written."""
         text = "".join(self._arguments)
@@ -122,7 +129,7 @@ class CallScanner:
             self.is_broken = True
             return
         if self._expects == "key":
-            self._key, self._expects = text, "colon"
+            self._key, self._value, self._expects = text, None, "colon"
             return
         if self._key == "name":
             self.name = text

@@ -116,8 +116,11 @@ class ReasoningParser:
         return reasoning, content
 
     def finish(self) -> tuple[str, str]:
-        """What was held back when the output ended."""
+        """What was held back when the output ended, but for the beginning of a marker that was cut."""
         held, self._buffer = self._buffer, ""
+        marker = self._format.end if self._state == "inside" else self._format.start
+        if self._state != "after" and len(rest := held.strip()) > 1 and marker.startswith(rest):
+            held = ""
         return (held.rstrip(), "") if self._state == "inside" else ("", held)
 
     def _reasoning(self) -> str:

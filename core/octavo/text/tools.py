@@ -191,6 +191,7 @@ class ToolParser:
         tool_format: of the model.
         tool_names: that the request offers; a call without a start must be of one of them.
         parallel: whether calls after the first one are told.
+        only_calls: whether the output was held to be calls, so that nothing of one that is cut is content.
         make_id: names a call; None: as the format has it.
 
     """
@@ -201,12 +202,14 @@ class ToolParser:
         tool_names: Collection[str],
         *,
         parallel: bool = True,
+        only_calls: bool = False,
         make_id: Callable[[], str] | None = None,
     ) -> None:
         self.num_calls = 0
         self._format = tool_format
         self._names = frozenset(tool_names)
         self._parallel = parallel
+        self._only_calls = only_calls
         self._make_id = make_id or tool_format.new_id
         self._buffer = ""
         self._state = self._content
@@ -228,17 +231,30 @@ class ToolParser:
         return self._out
 
     def finish(self) -> ToolDelta:
-        """What was held back when the output ended. A call that was cut stays as far as it was told."""
+        """What was held back when the output ended.
+
+        A call that was cut stays as far as it was told: from its name on. What was written of it before is no content.
+        """
         self._out = ToolDelta()
         if self._state == self._content:
-            if self._buffer.strip() or not self.num_calls:
-                self._tell(self._buffer)
-        elif self._state == self._before_call:
-            self._tell(self._raw + self._buffer)
-        elif self._state == self._in_call and not self._is_told:
+            rest = self._buffer
+            held = _begun(rest, self._format.start)
+            is_all = not self._told_content and rest.strip() == rest[len(rest) - held :]
+            if self.num_calls or self._only_calls or 2 * held > len(self._format.start) or (is_all and held > 1):
+                rest = rest[: len(rest) - held]
+            if rest.strip() or not self.num_calls:
+                self._tell(rest)
+        elif self._state == self._in_call and self._is_bare and not self._is_told and not self._begins_call():
             self._tell(self._raw + self._scanner.raw)
         self._buffer = ""
         return self._out
+
+    def _begins_call(self) -> bool:
+        """Whether the JSON under way, which nothing opened, may be a call that was cut before its name was complete."""
+        if self.num_calls or self._only_calls:
+            return True
+        begun = self._scanner.begun_name
+        return begun is not None and any(name.startswith(begun) for name in self._names)
 
     # Each state takes what it can of the buffer and says whether another may go on.
 

@@ -146,6 +146,66 @@ CASES: list[tuple[str, str, str, list[list[str]]]] = [
 ]
 
 
+# Outputs of calls alone, by format, and what the second of them is called.
+CUT = {
+    "hermes": (
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    ),
+    "llama3": '{"name": "add", "parameters": {"a": 1}}; {"name": "get_weather", "parameters": {"city": "Rome"}}',
+    "mistral": (
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "get_weather", "arguments": {"city": "Rome"}}]'
+    ),
+}
+ADD, WEATHER = '{"a": 1}', '{"city": "Rome"}'
+
+
+@pytest.mark.parametrize("only_calls", [False, True])
+@pytest.mark.parametrize("tool_format", sorted(CUT))
+def test_of_a_call_that_is_cut_nothing_is_content(tool_format: str, only_calls: bool) -> None:
+    """Wherever the output is cut: there is the call as far as it goes, or nothing. Streamed, it is the same."""
+    text, num_told = CUT[tool_format], []
+    assert read([text], tool_format).calls == [["add", ADD], ["get_weather", WEATHER]]
+    for end in range(len(text)):
+        whole = read([text[:end]], tool_format, only_calls=only_calls)
+        assert read([*text[:end], ""], tool_format, only_calls=only_calls) == whole, end
+        for (name, arguments), (full, rest) in zip(whole.calls, [("add", ADD), ("get_weather", WEATHER)], strict=False):
+            assert name == full
+            assert rest.startswith(arguments)
+        num_told.append(len(whole.calls))
+        if only_calls or whole.calls:
+            assert whole.content == "", text[:end]
+        else:  # what may be content as well as a call
+            assert whole.content == text[: len(whole.content)]
+            assert whole.content in ("", "<", "[") or tool_format == "llama3"
+            assert len(whole.content) <= len('{"name'), whole.content
+    assert num_told == sorted(num_told)
+    assert set(num_told) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text", "content"),
+    [
+        ("hermes", "Yes. <tool_call>", "Yes."),
+        ("hermes", 'Yes. <tool_call>\n{"na', "Yes."),
+        ("hermes", "Yes. <tool_ca", "Yes. "),
+        ("hermes", "a <tool", "a <tool"),
+        ("hermes", "\n<tool", "\n"),
+        ("hermes", "<", "<"),
+        ("mistral", "Yes.[TOOL_CALLS", "Yes."),
+        ("mistral", "Yes.[TOOL_CALLS] [", "Yes."),
+        ("llama3", '{"name": "get_', ""),
+        ("llama3", '{"name": "gen', '{"name": "gen'),
+        ("llama3", '{"city": "Ro', '{"city": "Ro'),
+        ("llama3", '<|python_tag|>{"name": "ot', ""),
+    ],
+)
+def test_a_cut_call_after_text(tool_format: str, text: str, content: str) -> None:
+    whole = read([text], tool_format)
+    assert (whole.content, whole.calls) == (content, [])
+    assert read([*text, ""], tool_format) == whole
+
+
 @pytest.mark.parametrize(("tool_format", "text", "content", "calls"), CASES, ids=[f"{i}" for i in range(len(CASES))])
 def test_an_output_means_the_same_in_any_pieces(
     tool_format: str, text: str, content: str, calls: list[list[str]]
@@ -208,8 +268,11 @@ THOUGHTS: list[tuple[str, bool, str, str]] = [
     ("<think>again</think>x", True, "again", "x"),
     ("No thought <think>", False, "", "No thought <think>"),
     ("<think>\n\n</think>\n\nAnswer", False, "", "Answer"),
-    ("<think>cut </thi", False, "cut </thi", ""),
-    ("<thi", False, "", "<thi"),
+    ("<think>cut </thi", False, "cut", ""),
+    ("<think>a <", False, "a <", ""),
+    ("<thi", False, "", ""),
+    ("<", False, "", "<"),
+    ("<thirty", False, "", "<thirty"),
     ("", True, "", ""),
 ]
 
