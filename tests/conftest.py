@@ -28,6 +28,15 @@ def plain_environment() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def calibrations_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests find on models that live for a test is not kept in the user's cache folder."""
+    folder = tmp_path_factory.mktemp("calibrations")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("octavo.model.calibration.cache_folder", lambda: folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo_file() -> Path:
     """The demo model's GGUF file, fetched on first use."""

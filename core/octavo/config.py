@@ -67,6 +67,11 @@ class ModelConfig:
         "auto: in dtype where that is given, else as the checkpoint has them: GGUF's Q8_0, Q4_0 and Q4_1 stay packed "
         "where the platform takes them",
     )
+    calibration_file: str | None = _setting(
+        None,
+        "text in UTF-8, 512 tokens or more, by which int4 finds the columns of weights that matter; unset: a mixed "
+        "text that ships with Octavo",
+    )
     seed: int = _setting(
         0, "from which the seeds of requests without one are drawn", at_least=-(2**63), at_most=2**63 - 1
     )

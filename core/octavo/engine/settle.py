@@ -7,6 +7,7 @@ import torch
 from octavo.config import EngineConfig
 from octavo.contract import Capabilities, Platform
 from octavo.errors import ConfigError
+from octavo.model.calibration import calibration_text
 from octavo.model.description import ModelDescription, NativeModel
 from octavo.model.precision import NEEDS
 
@@ -61,6 +62,13 @@ def settle(config: EngineConfig, description: ModelDescription, platform: Platfo
     if flat["quantization"] == "auto" and "dtype" in asked:
         flat["quantization"] = "none"  # whoever names a dtype of weights is given weights of that dtype
     _check_quantization(flat["quantization"], description, platform)
+    if flat["calibration_file"] is not None:
+        if flat["quantization"] != "int4":
+            raise ConfigError(
+                f"calibration_file is set and quantization is {flat['quantization']}: int4 alone is calibrated; "
+                "set quantization to int4, or unset calibration_file"
+            )
+        calibration_text(flat["calibration_file"])
     return EngineConfig.of(**flat)
 
 

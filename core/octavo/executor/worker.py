@@ -24,6 +24,7 @@ from octavo.contract import (
     Support,
 )
 from octavo.errors import ConfigError, OctavoError, PlatformError
+from octavo.executor.calibrate import calibrator
 from octavo.executor.memory import MemoryPlan, MemoryRequest, plan_memory
 from octavo.executor.model_runner import KVGroupCaches, ModelRunner, RunnerLimits
 from octavo.executor.prompts import MAX_PROMPT_LOGITS, scores_prompts
@@ -235,7 +236,13 @@ def _load_native(
     seed = _seed_dummy(config)
     precision = Precision(config.model.quantization, platform.weight_formats())
     weights = load_weights(
-        description, dtype=dtype, device=device, progress=progress, seed_dummy=seed, precision=precision
+        description,
+        dtype=dtype,
+        device=device,
+        progress=progress,
+        seed_dummy=seed,
+        precision=precision,
+        calibrate=calibrator(config, description, platform, resolver, dtype, progress=progress),
     )
     request = CompileRequest(
         spec=spec,

@@ -7,6 +7,7 @@ manifest lists each choice with the reasons of those passed over.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -173,6 +174,12 @@ class OpResolver:
                 return backend
             skipped.append(Skipped(backend.name, tier, answer.reasons))
         raise self._unserved(call, skipped)
+
+    def unused(self) -> "OpResolver":
+        """One of the same offers that has resolved nothing yet: what it resolves is in no manifest of this one."""
+        other = copy(self)
+        other._strict, other._frozen, other._resolved, other._attention = False, False, {}, {}
+        return other
 
     def freeze(self) -> None:
         """From now on only what was resolved is served, so that nothing is chosen while requests run."""

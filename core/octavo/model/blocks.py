@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from octavo.contract import (
     ActAndMul,
@@ -93,6 +94,19 @@ class Blocks:
         resolved = self._resolve("linear", traits)
         packed = resolved.impl.prepare(weight) if resolved.impl.prepare else weight
         return LinearBlock(resolved.fn, packed, bias)
+
+    def experts(self, slot: str, num_experts: int) -> Callable[[int, torch.Tensor], torch.Tensor]:
+        """The product by one of a slot's matrices: (expert, x [T, K]) -> [T, N]."""
+        weight, bias = self.weights[slot], self.bias(slot)
+        if isinstance(weight, QuantizedWeight):  # each expert's rows are a matrix for the linear op
+            num_rows = weight.shape[0] // num_experts
+            matrices = [
+                self.matrix(weight[i * num_rows : (i + 1) * num_rows], None if bias is None else bias[i])
+                for i in range(num_experts)
+            ]
+            return lambda expert, x: matrices[expert](x)
+        dense = weight
+        return lambda expert, x: F.linear(x, dense[expert], None if bias is None else bias[expert])
 
     def norm(self, slot: str, norm: Norm | None) -> "NormBlock | None":
         """The norm of a slot; None where the spec has none there."""

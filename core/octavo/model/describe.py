@@ -1,6 +1,6 @@
 """What a model is, from its files' headers and configs, before any weight is read."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -28,11 +28,13 @@ from octavo.model.names import SAVED_ALONE, NameTable
 from octavo.model.precision import DENSE, Precision
 from octavo.model.slots import Slot, slots
 from octavo.model.soundness import check_sizes, check_spec
-from octavo.model.weights import dummy_weights, plan_weights, read_weights
+from octavo.model.weights import Filling, dummy_weights, makes_4_bits, plan_weights, read_weights
 
 __all__ = ["ModelDescription", "describe_model", "describe_native", "load_weights"]
 
 ModelImpl: TypeAlias = Literal["auto", "native", "hf"]
+# The importance [K] of columns by slot name, see `quantize`, of what is planned to be read.
+Calibrate: TypeAlias = Callable[[Sequence[Filling], Checkpoint], Mapping[str, torch.Tensor]]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -83,6 +85,7 @@ def load_weights(
     progress: bool,
     seed_dummy: int | None = None,
     precision: Precision = DENSE,
+    calibrate: Calibrate | None = None,
 ) -> dict[str, Weight]:
     """The weights by slot name (see `slots`), in `dtype` on `device`, or quantised.
 
@@ -93,6 +96,7 @@ def load_weights(
         progress: show a bar on stderr.
         seed_dummy: make random weights from this seed instead of reading any.
         precision: which formats packed weights keep, and which are made of floats.
+        calibrate: asked where matrices are rounded to 4 bits, for the importance of their columns.
 
     Raises:
         ModelError: the checkpoint is missing, broken, or does not fit the config. Found before anything is read.
@@ -104,7 +108,10 @@ def load_weights(
         )
     checkpoint = _open_checkpoint(description)
     plan = plan_weights(description.spec, description.names, checkpoint)
-    return read_weights(plan, checkpoint, dtype=dtype, device=device, progress=progress, precision=precision)
+    importance = calibrate(plan, checkpoint) if calibrate and makes_4_bits(plan, checkpoint, precision) else None
+    return read_weights(
+        plan, checkpoint, dtype=dtype, device=device, progress=progress, precision=precision, importance=importance
+    )
 
 
 def _open_checkpoint(description: NativeModel) -> Checkpoint:

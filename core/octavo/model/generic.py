@@ -34,7 +34,7 @@ from octavo.model.blocks import Blocks, NormBlock
 from octavo.model.kv_groups import KVGroup
 from octavo.model.moe import MoeBlock
 
-__all__ = ["GenericProgram"]
+__all__ = ["GenericProgram", "InputBlock", "LayerBlock", "Step"]
 
 
 class GenericProgram:
@@ -74,14 +74,10 @@ class GenericProgram:
         for backend in self._backends:
             blocks.limit(f"attention ({backend.name})", backend.row_invariant)
         self._caches: Sequence[KVCache] = ()
-        self._embedding = blocks.embedding("embedding")
-        # Rounded as the weights are: models that scale embeddings were trained with the rounded factor.
-        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=dtype).item()
-        self._positions = blocks.embedding("positions") if spec.positions else None
-        self._embedding_norm = blocks.norm("embedding_norm", spec.embedding_norm)
+        self._input = InputBlock(blocks, spec)
         place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         self._layers = [
-            _LayerBlock(blocks, f"layers.{i}", layer, self._backends[place[i][0]], *place[i])
+            LayerBlock(blocks, f"layers.{i}", layer, self._backends[place[i][0]], *place[i])
             for i, layer in enumerate(spec.layers)
         ]
         self._final_norm = blocks.norm("final_norm", spec.final_norm)
@@ -124,8 +120,8 @@ class GenericProgram:
             backend.plan(cache, attention)
             for backend, cache, attention in zip(self._backends, self._caches, batch.attention, strict=True)
         ]
-        step = _Step(batch.positions, plans)
-        x, delta = self._embed(batch), None
+        step = Step(batch.positions, plans)
+        x, delta = self._input(batch), None
         for layer in self._layers:
             self.on_layer()
             x, delta = layer(x, delta, step)
@@ -137,15 +133,6 @@ class GenericProgram:
             x, delta = x[index], None if delta is None else delta[index]
         hidden, _ = _join(x, delta, self._final_norm)
         return row_outputs(hidden, inverse.reshape(-1), rows, self._logits, self._spec.vocab_size)
-
-    def _embed(self, batch: StepBatch) -> torch.Tensor:
-        given = batch.input_embeds
-        x = self._embedding(batch.token_ids) if given is None else given.clone()  # fused ops write over the stream
-        if self._embedding_scale != 1.0:
-            x = x * self._embedding_scale
-        if self._positions and self._spec.positions:
-            x = x + self._positions(batch.positions + self._spec.positions.offset)
-        return self._embedding_norm(x) if self._embedding_norm else x
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, V] float32."""
@@ -161,7 +148,7 @@ def _nothing() -> None:
 
 
 @dataclass
-class _Step:
+class Step:
     """What the layers of a step share.
 
     Attributes:
@@ -203,7 +190,28 @@ def _join(x: torch.Tensor, delta: torch.Tensor | None, norm: NormBlock | None) -
     return (norm(x) if norm else x), x
 
 
-class _LayerBlock:
+class InputBlock:
+    """What a step is given -> the residual stream [T, H] that the first layer reads."""
+
+    def __init__(self, blocks: Blocks, spec: DecoderSpec) -> None:
+        self._embedding = blocks.embedding("embedding")
+        # Rounded as the weights are: models that scale embeddings were trained with the rounded factor.
+        self._scale = torch.tensor(spec.embedding_scale, dtype=blocks.dtype).item()
+        self._positions = blocks.embedding("positions") if spec.positions else None
+        self._offset = spec.positions.offset if spec.positions else 0
+        self._norm = blocks.norm("embedding_norm", spec.embedding_norm)
+
+    def __call__(self, batch: StepBatch) -> torch.Tensor:
+        given = batch.input_embeds
+        x = self._embedding(batch.token_ids) if given is None else given.clone()  # fused ops write over the stream
+        if self._scale != 1.0:
+            x = x * self._scale
+        if self._positions:
+            x = x + self._positions(batch.positions + self._offset)
+        return self._norm(x) if self._norm else x
+
+
+class LayerBlock:
     """One layer. The sum of its last branch and the stream is left to whoever norms it next, as one op."""
 
     def __init__(
@@ -216,7 +224,7 @@ class _LayerBlock:
         self._attn_post = blocks.norm(f"{at}.attn_post", layer.attn_post)
         self._mlp_pre = blocks.norm(f"{at}.mlp_pre", layer.mlp_pre)
         self._mlp_post = blocks.norm(f"{at}.mlp_post", layer.mlp_post)
-        self._attn: Callable[[torch.Tensor, _Step], torch.Tensor]
+        self._attn: Callable[[torch.Tensor, Step], torch.Tensor]
         if isinstance(layer.attn, LatentAttention):
             self._attn = _LatentAttentionBlock(blocks, f"{at}.attn", layer.attn, attend)
         else:
@@ -226,7 +234,7 @@ class _LayerBlock:
             MoeBlock(blocks, at, layer.mlp) if isinstance(layer.mlp, Moe) else blocks.mlp(f"{at}.mlp", layer.mlp)
         )
 
-    def __call__(self, x: torch.Tensor, delta: torch.Tensor | None, step: _Step) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, delta: torch.Tensor | None, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream [T, H] and what the layer before adds to it -> the stream, and what this one adds."""
         h, x = _join(x, delta, self._attn_pre)
         attended = self._branch(self._attn(h, step), self._attn_post)
@@ -252,7 +260,7 @@ class _Attend:
 
     def __call__(
         self,
-        step: _Step,
+        step: Step,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -279,7 +287,7 @@ class _AttentionBlock:
         self._sinks = blocks.tensor(f"{at}.sinks") if attn.sinks else None
         self._o = blocks.linear(f"{at}.o")
 
-    def __call__(self, x: torch.Tensor, step: _Step) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         qkv = self._qkv(x)
         q, k, v = torch.split(qkv.view(len(x), -1, self._head_size), self._heads, 1)
         if self._q_norm and self._k_norm:
@@ -308,7 +316,7 @@ class _LatentAttentionBlock:
         by_head = blocks.tensor(f"{at}.kv_b").view(attn.num_heads, -1, attn.kv_rank)
         self._to_key, self._to_value = torch.split(by_head, [attn.nope_dim, attn.v_dim], 1)
 
-    def __call__(self, x: torch.Tensor, step: _Step) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         attn = self._attn
         h = x
         if self._q_a and self._q_a_norm:

@@ -1,11 +1,9 @@
 """A mixture of experts in plain torch: the router in float32, then each expert on the tokens that chose it."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 
-from octavo.contract import Moe, QuantizedWeight, Support
+from octavo.contract import Moe, Support
 from octavo.contract.reference import by_element
 from octavo.model.blocks import Blocks
 
@@ -50,8 +48,8 @@ class MoeBlock:
         self._router_bias = blocks.bias(f"{at}.moe.router")
         corrected = f"{at}.moe.correction" in blocks.weights
         self._correction = blocks.tensor(f"{at}.moe.correction") if corrected else None
-        self._up = _by_expert(blocks, f"{at}.moe.up", moe.num_experts)
-        self._down = _by_expert(blocks, f"{at}.moe.down", moe.num_experts)
+        self._up = blocks.experts(f"{at}.moe.up", moe.num_experts)
+        self._down = blocks.experts(f"{at}.moe.down", moe.num_experts)
         self._activation = blocks.activation(moe.expert)
         self._shared = blocks.mlp(f"{at}.shared", moe.shared.mlp) if moe.shared else None
         self._shared_gate = blocks.linear(f"{at}.shared.gate") if moe.shared and moe.shared.gated else None
@@ -81,17 +79,3 @@ class MoeBlock:
 
     def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         return self._down(expert, self._activation(self._up(expert, x)))
-
-
-def _by_expert(blocks: Blocks, slot: str, num_experts: int) -> Callable[[int, torch.Tensor], torch.Tensor]:
-    """The product by the matrix of an expert: (expert, x [T, K]) -> [T, N]."""
-    weight, bias = blocks.weights[slot], blocks.bias(slot)
-    if isinstance(weight, QuantizedWeight):  # each expert's rows are a matrix for the linear op
-        num_rows = weight.shape[0] // num_experts
-        matrices = [
-            blocks.matrix(weight[i * num_rows : (i + 1) * num_rows], None if bias is None else bias[i])
-            for i in range(num_experts)
-        ]
-        return lambda expert, x: matrices[expert](x)
-    dense = weight
-    return lambda expert, x: F.linear(x, dense[expert], None if bias is None else bias[expert])

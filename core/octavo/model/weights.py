@@ -5,7 +5,7 @@ Memory: a few tensors of the checkpoint at a time, one a thread, beside the weig
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from octavo.model.precision import DENSE, Precision
 from octavo.model.quantize import quantize
 from octavo.model.slots import Slot, slots
 
-__all__ = ["Filling", "dummy_weights", "plan_weights", "read_weights"]
+__all__ = ["Filling", "dummy_weights", "makes_4_bits", "plan_weights", "read_weights"]
 
 DUMMY_STD = 0.02
 MAX_THREADS = 8
@@ -103,11 +103,15 @@ def read_weights(
     device: torch.device,
     progress: bool,
     precision: Precision = DENSE,
+    importance: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, Weight]:
-    """The weights by slot name, see `slots`. `progress` shows a bar on stderr."""
+    """The weights by slot name, see `slots`. `progress` shows a bar on stderr, `importance` [K] of columns, by slot
+    name, is for those that are made of 4 bits, see `quantize`.
+    """
+    counts = importance or {}
 
     def read_one(filling: Filling) -> Weight:
-        packed = _read_quantized(filling, checkpoint, precision)
+        packed = _read_quantized(filling, checkpoint, precision, counts.get(filling.name))
         return _read(filling, checkpoint, filling.dtype or dtype, device) if packed is None else packed.to(device)
 
     with _pool() as pool:
@@ -274,25 +278,39 @@ def _read(filling: Filling, checkpoint: Checkpoint, dtype: torch.dtype, device: 
     return target
 
 
-def _read_quantized(filling: Filling, checkpoint: Checkpoint, precision: Precision) -> QuantizedWeight | None:
-    """Rows below each other, those that the checkpoint has packed as they are where that may be; None for dense."""
-    made = precision.made(filling.role)
-    kept = [
+def makes_4_bits(plan: Sequence[Filling], checkpoint: Checkpoint, precision: Precision) -> bool:
+    """Whether any matrix is rounded to 4 bits as it is read."""
+    return any(
+        precision.made(filling.role) == "int4" and not all(_kept(filling, checkpoint, precision)) for filling in plan
+    )
+
+
+def _kept(filling: Filling, checkpoint: Checkpoint, precision: Precision) -> list[bool]:
+    """Which of its sources stay packed as they are stored."""
+    return [
         not source.part.transpose and precision.keeps(checkpoint.packed_format(source.name), filling.role)
         for source in filling.sources
     ]
+
+
+def _read_quantized(
+    filling: Filling, checkpoint: Checkpoint, precision: Precision, importance: torch.Tensor | None
+) -> QuantizedWeight | None:
+    """Rows below each other, those that the checkpoint has packed as they are where that may be; None for dense."""
+    made = precision.made(filling.role)
+    kept = _kept(filling, checkpoint, precision)
     if not made and not all(kept):
         return None
     try:
         parts = [
-            checkpoint.read_packed(source.name) if keep else _quantized(filling, source, checkpoint, made)
+            checkpoint.read_packed(source.name) if keep else _quantized(filling, source, checkpoint, made, importance)
             for source, keep in zip(filling.sources, kept, strict=True)
         ]
         joined = QuantizedWeight.concatenate(parts) if len(parts) > 1 else parts[0]
     except ValueError:  # as they are stored they have no form in common
         if not made:
             return None
-        parts = [_quantized(filling, source, checkpoint, made) for source in filling.sources]
+        parts = [_quantized(filling, source, checkpoint, made, importance) for source in filling.sources]
         joined = QuantizedWeight.concatenate(parts)
     if joined.format not in precision.formats:
         return None
@@ -300,12 +318,14 @@ def _read_quantized(filling: Filling, checkpoint: Checkpoint, precision: Precisi
     return joined if order is None else joined[order]
 
 
-def _quantized(filling: Filling, source: Source, checkpoint: Checkpoint, made: str | None) -> QuantizedWeight:
+def _quantized(
+    filling: Filling, source: Source, checkpoint: Checkpoint, made: str | None, importance: torch.Tensor | None
+) -> QuantizedWeight:
     assert made, "what is not kept is made"
     values = checkpoint.read(source.name)
     if source.part.transpose:
         values = values.transpose(-1, -2)
-    return quantize(values.reshape(-1, filling.shape[-1]), made)
+    return quantize(values.reshape(-1, filling.shape[-1]), made, importance)
 
 
 def _row_order(filling: Filling) -> torch.Tensor | None:

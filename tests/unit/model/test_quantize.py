@@ -93,3 +93,45 @@ def test_chunks_and_strides_do_not_show(weight_format: str, monkeypatch: pytest.
         for one, two in zip(whole.tensors, other.tensors, strict=True):
             assert torch.equal(one, two)
     assert isinstance(whole, QuantizedWeight)
+
+
+# ---- columns that count more than others
+
+
+def weighted_error(weight: torch.Tensor, found: QuantizedWeight, importance: torch.Tensor) -> float:
+    return float(((found.dequantize() - weight).square() * importance).sum())
+
+
+def test_columns_that_count_more_are_rounded_finer() -> None:
+    weight, importance = normal(64, 320), normal(320, seed=1).square() * 2500
+    importance[[5, 77]] = 1000.0  # a huge activation, as models have in few columns
+    plain, fitted = quantize(weight, "int4"), quantize(weight, "int4", importance)
+    assert weighted_error(weight, fitted, importance) < 0.2 * weighted_error(weight, plain, importance)
+    rest = importance.clone()
+    rest[[5, 77]] = 0.0
+    assert weighted_error(weight, fitted, rest) < 2 * weighted_error(weight, plain, rest)
+    equal = quantize(weight, "int4", torch.full((320,), 3.0))
+    ones = torch.ones(320)
+    assert weighted_error(weight, equal, ones) <= 1.001 * weighted_error(weight, plain, ones)
+
+
+@pytest.mark.parametrize("importance", [0.0, 1e-20, 1e20])
+def test_any_importance_gives_a_sound_matrix(importance: float) -> None:
+    for counts in (torch.full((99,), importance), torch.eye(99)[40] * importance):
+        weight = normal(7, 99)
+        found = quantize(weight, "int4", counts)
+        assert float((found.dequantize() - weight).norm() / weight.norm()) < 0.2
+        assert not found.unpacked_codes()[:, 99:].any()
+
+
+def test_8_bits_have_no_use_for_importance() -> None:
+    weight = normal(8, 64)
+    assert torch.equal(quantize(weight, "int8", torch.rand(64)).codes, quantize(weight, "int8").codes)
+
+
+def test_chunks_do_not_show_where_columns_count_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, importance = normal(50, 160), normal(160, seed=1).square()
+    whole = quantize(weight, "int4", importance)
+    monkeypatch.setattr(module, "CHUNK_GROUPS", 15)
+    for one, two in zip(whole.tensors, quantize(weight, "int4", importance).tensors, strict=True):
+        assert torch.equal(one, two)
