@@ -7,13 +7,13 @@
 #include "attend.h"
 #include "isa.h"
 #include "linear.h"
+#include "moe.h"
 #include "pack.h"
 #include "pool.h"
+#include "space.h"
 
 namespace octavo {
 namespace {
-
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 constexpr int64_t kTokenGrain = 8;  // tokens that are worth handing out, of work by token
 
@@ -33,23 +33,25 @@ struct Widths {
     }
 };
 
-// Hands out memory; from null on, it counts.
-struct Space {
-    char* base;
-    int64_t used = 0;
-
-    template <class T = void>
-    T* take(int64_t bytes) {
-        char* const at = base ? base + used : nullptr;
-        used += round_up(bytes, 64);
-        return reinterpret_cast<T*>(at);
+// Of the largest mixture of experts.
+int64_t mixture_bytes(const octavo_decoder& d, int64_t tokens) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < d.num_layers; ++i) {
+        if (d.layers[i].moe) bytes = std::max(bytes, moe_bytes(*d.layers[i].moe, tokens, d.hidden));
     }
+    return bytes;
+}
+
+// What the MLP of a layer reads: `up` alone, or what a mixture does.
+struct MlpInputs {
+    Operand up;
+    MoeInputs moe;
 };
 
 // What a step keeps of its tokens. Operands take the widest of their formats.
 struct Buffers {
     float *stream, *branch, *qkv, *kept;
-    void *normed, *normed_mlp, *narrow, *attended, *middle, *last;
+    void *normed, *normed_mlp, *normed_router, *normed_shared, *narrow, *attended, *middle, *last, *moe;
     float* best_values;
     int32_t* best_ids;
 
@@ -67,6 +69,10 @@ struct Buffers {
         normed_mlp = operand(tokens, d.hidden);
         attended = space.take(tokens * widths.attended * dtype_bytes(d.dtype));
         middle = operand(tokens, std::max(widths.middle, widths.attended));
+        const int64_t mixed = mixture_bytes(d, tokens);
+        normed_router = mixed ? operand(tokens, d.hidden) : nullptr;
+        normed_shared = mixed ? operand(tokens, d.hidden) : nullptr;
+        moe = space.take(mixed);
         kept = space.take<float>(rows * d.hidden * 4);
         last = operand(rows, d.hidden);
         const int64_t units = (num_panels(d.head) + 1) / 2;
@@ -120,15 +126,24 @@ private:
     int layer(const octavo_layer& l) {
         const bool parallel = l.residual != OCTAVO_SEQUENTIAL;
         // In a parallel layer the MLP reads the stream as attention did, before anything is added.
-        Operand mlp_input = {};
-        if (parallel) {
-            const bool shared = l.residual == OCTAVO_PARALLEL_SHARED_NORM;
-            mlp_input = normed(shared ? l.attn_pre : l.mlp_pre, l.up, b_.normed_mlp);
-        }
+        MlpInputs inputs = {};
+        if (parallel) inputs = mlp_inputs(l, l.residual == OCTAVO_PARALLEL_SHARED_NORM ? l.attn_pre : l.mlp_pre);
         const int status = attention(l, normed(l.attn_pre, l.qkv, b_.normed));
         if (status != OCTAVO_OK) return status;
-        if (!parallel) mlp_input = normed(l.mlp_pre, l.up, b_.normed_mlp);
-        return mlp(l, mlp_input);
+        if (!parallel) inputs = mlp_inputs(l, l.mlp_pre);
+        return l.moe ? mixture(l, inputs.moe) : mlp(l, inputs.up);
+    }
+
+    MlpInputs mlp_inputs(const octavo_layer& l, const octavo_norm& norm) const {
+        MlpInputs inputs = {};
+        if (!l.moe) {
+            inputs.up = normed(norm, l.up, b_.normed_mlp);
+            return inputs;
+        }
+        inputs.moe.router = normed(norm, l.moe->router, b_.normed_router);
+        inputs.moe.experts = normed(norm, l.moe->up, b_.normed_mlp);
+        if (l.moe->shared_up.data) inputs.moe.shared = normed(norm, l.moe->shared_up, b_.normed_shared);
+        return inputs;
     }
 
     int attention(const octavo_layer& l, const Operand& input) {
@@ -182,6 +197,13 @@ private:
         up.to = make_operand(b_.middle, s_.num_tokens, l.down);
         if (!multiply(up)) return OCTAVO_NO_MEMORY;
         return add_branch(l.down, up.to, l.mlp_post, l.residual_scale);
+    }
+
+    int mixture(const octavo_layer& l, const MoeInputs& inputs) {
+        const int status = run_moe(*l.moe, inputs, s_.num_tokens, d_.hidden, b_.moe, b_.branch);
+        if (status != OCTAVO_OK) return status;
+        norm_to(b_.branch, l.mlp_post, b_.stream, true, l.residual_scale, s_.num_tokens);
+        return OCTAVO_OK;
     }
 
     // stream += scale * post(weight times x)

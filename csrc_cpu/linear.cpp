@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 
 #include "isa.h"
 #include "pack.h"
@@ -34,6 +35,22 @@ int64_t operand_stride(int64_t size, int format) {
 int64_t rows_for(int64_t rows, int64_t elements) {
     const int64_t ranges = std::clamp<int64_t>(rows * elements / kGrainElements, 1, 8 * num_threads());
     return std::max<int64_t>(1, (rows + ranges - 1) / ranges);
+}
+
+// unit(i, memory for its results) for each of `count`, of so many products each. False where there is no memory.
+template <class Unit>
+bool run_units(int64_t count, int64_t products, const Unit& unit) {
+    const int64_t grain = std::max<int64_t>(1, kGrainProducts / std::max<int64_t>(1, products));
+    std::atomic<bool> starved{false};
+    parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+        auto* scratch = static_cast<float*>(thread_scratch(size_t(kUnitRows * kUnitColumns) * sizeof(float)));
+        if (scratch == nullptr) {
+            starved.store(true, std::memory_order_relaxed);
+            return;
+        }
+        for (int64_t i = begin; i < end; ++i) unit(i, scratch);
+    });
+    return !starved.load(std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -74,23 +91,39 @@ bool multiply(Product& p) {
     const int64_t part_units = (part_panels + width - 1) / width, units = part_units * threads;
     p.num_units = (panels + 1) / 2;
     const int64_t products = std::min(block_rows, p.num_rows) * cols * width * kPanelColumns;
-    const int64_t grain = std::max<int64_t>(1, kGrainProducts / std::max<int64_t>(1, products));
-    std::atomic<bool> starved{false};
-    parallel_for(blocks * units, grain, [&](int64_t begin, int64_t end) {
-        auto* scratch = static_cast<float*>(thread_scratch(size_t(kUnitRows * kUnitColumns) * sizeof(float)));
-        if (scratch == nullptr) {
-            starved.store(true, std::memory_order_relaxed);
-            return;
-        }
-        for (int64_t i = begin; i < end; ++i) {
-            const int64_t row = i / units * block_rows, part = i % units / part_units;
-            const int64_t panel = part * part_panels + i % part_units * width;
-            const int64_t last = std::min(panels, (part + 1) * part_panels);
-            if (row >= p.num_rows || panel >= last) continue;
-            kernel(p, scratch, row, std::min(block_rows, p.num_rows - row), panel, int(std::min(width, last - panel)));
-        }
+    return run_units(blocks * units, products, [&](int64_t i, float* scratch) {
+        const int64_t row = i / units * block_rows, part = i % units / part_units;
+        const int64_t panel = part * part_panels + i % part_units * width;
+        const int64_t last = std::min(panels, (part + 1) * part_panels);
+        if (row >= p.num_rows || panel >= last) return;
+        kernel(p, scratch, row, std::min(block_rows, p.num_rows - row), panel, int(std::min(width, last - panel)));
     });
-    return !starved.load(std::memory_order_relaxed);
+}
+
+bool multiply_each(Product& p, const std::vector<Segment>& segments) {
+    if (segments.empty()) return true;
+    const auto kernel = kernels()->product;
+    const octavo_matrix& first = segments[0].weight;
+    p.panel_bytes = panel_bytes(first);
+    const int64_t panels = num_panels(first), units = (panels + 1) / 2;
+    struct Block {
+        const Segment* segment;
+        int64_t row, rows;
+    };
+    std::vector<Block> blocks;
+    for (const Segment& segment : segments) {
+        for (int64_t row = segment.begin; row < segment.end; row += kUnitRows) {
+            blocks.push_back({&segment, row, std::min<int64_t>(kUnitRows, segment.end - row)});
+        }
+    }
+    const int64_t products = blocks[0].rows * padded_cols(first) * kUnitColumns;
+    return run_units(int64_t(blocks.size()) * units, products, [&](int64_t i, float* scratch) {
+        const Block& block = blocks[size_t(i / units)];
+        const int64_t panel = i % units * 2;
+        Product own = p;
+        own.weight = block.segment->weight;
+        kernel(own, scratch, block.row, block.rows, panel, int(std::min<int64_t>(2, panels - panel)));
+    });
 }
 
 void prepare(const Prepare& p, int64_t num_rows) {
@@ -101,6 +134,19 @@ void prepare(const Prepare& p, int64_t num_rows) {
 void convert(const Convert& p, int64_t num_rows) {
     const auto kernel = kernels()->convert;
     parallel_for(num_rows, rows_for(num_rows, p.size), [&](int64_t begin, int64_t end) { kernel(p, begin, end); });
+}
+
+void gather(const Operand& from, const int32_t* rows, int64_t num_rows, const Operand& to) {
+    const int64_t bytes = from.stride * element_bytes(from.format), groups = from.groups;
+    parallel_for(num_rows, rows_for(num_rows, from.stride), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            std::memcpy(static_cast<char*>(to.data) + i * bytes, static_cast<const char*>(from.data) + rows[i] * bytes,
+                        size_t(bytes));
+            if (!from.scales) continue;
+            std::copy_n(from.scales + rows[i] * groups, groups, to.scales + i * groups);
+            std::copy_n(from.starts + rows[i] * groups, groups, to.starts + i * groups);
+        }
+    });
 }
 
 }  // namespace octavo

@@ -1,6 +1,8 @@
 // Products, cut into units and handed to the threads.
 #pragma once
 
+#include <vector>
+
 #include "kernels/table.h"
 
 namespace octavo {
@@ -14,7 +16,17 @@ Operand make_operand(void* memory, int64_t rows, const octavo_matrix& weight);
 
 // Runs a product whose x, weight, num_rows, finish and outputs are set. False where there is no memory.
 bool multiply(Product& p);
+
+// Rows [begin, end) of a product, times a matrix of their own.
+struct Segment {
+    octavo_matrix weight;
+    int64_t begin, end;
+};
+// The same, of segments whose matrices have one shape and format.
+bool multiply_each(Product& p, const std::vector<Segment>& segments);
 void prepare(const Prepare& p, int64_t num_rows);
 void convert(const Convert& p, int64_t num_rows);
+// Row i of `to` = row rows[i] of `from`; both are inputs of one matrix.
+void gather(const Operand& from, const int32_t* rows, int64_t num_rows, const Operand& to);
 
 }  // namespace octavo

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define OCTAVO_ABI_VERSION 1
+#define OCTAVO_ABI_VERSION 2
 
 enum octavo_status {
     OCTAVO_OK = 0,
@@ -165,9 +165,30 @@ typedef struct octavo_norm {
 enum octavo_residual { OCTAVO_SEQUENTIAL = 0, OCTAVO_PARALLEL = 1, OCTAVO_PARALLEL_SHARED_NORM = 2 };
 enum octavo_qk_norm_over { OCTAVO_OVER_HEAD = 0, OCTAVO_OVER_EACH_HEAD = 1, OCTAVO_OVER_ALL_HEADS = 2 };
 
+enum octavo_score { OCTAVO_SCORE_SOFTMAX = 0, OCTAVO_SCORE_SIGMOID = 1 };
+
+// A mixture of experts. The matrices of expert e are those of the first, e * *_bytes further, and so are their biases,
+// e * rows further.
+typedef struct octavo_moe {
+    octavo_matrix router;     // [num_experts, hidden] float32
+    const float* correction;  // [num_experts] or null: added to the shares for the choice alone
+    octavo_matrix up, down;   // of the first expert
+    int64_t up_bytes, down_bytes;
+    octavo_matrix shared_up, shared_down;  // of the expert of every token, or none
+    octavo_matrix shared_gate;             // [1, hidden] float32, or none: its output is multiplied by the sigmoid
+    int32_t num_experts, top_k;
+    int32_t score;        // octavo_score: from the router's product to shares
+    int32_t renormalize;  // the chosen shares sum to 1
+    float scale;          // of the routed sum
+    int32_t num_groups;   // of experts, of which the best num_kept_groups stay; 0: none
+    int32_t top_per_group, num_kept_groups;
+    int32_t activation, shared_activation;
+} octavo_moe;
+
 typedef struct octavo_layer {
     octavo_norm attn_pre, attn_post, mlp_pre, mlp_post, q_norm, k_norm;
     octavo_matrix qkv, o, up, down;
+    const octavo_moe* moe;  // in place of up and down, or null
     const float* cos_sin;  // [num_positions][rotary_dim]: cosines, then sines; null: no rotation
     const float* sinks;    // [num_heads] or null
     void* cache;           // of the layer, as octavo_write_kv has it

@@ -5,6 +5,7 @@ T tokens of a step, R rows that are asked for, H hidden size, V vocabulary.
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -16,12 +17,13 @@ from octavo.contract import (
     AttentionBatch,
     AttentionSpec,
     CompileRequest,
-    DecoderSpec,
     KVCache,
     Layer,
     Mlp,
+    Moe,
     Norm,
     ProgramCosts,
+    QuantizedWeight,
     Rope,
     RowMode,
     Rows,
@@ -43,6 +45,7 @@ from octavo_cpu.structures import (
     DecoderStruct,
     LayerStruct,
     MatrixStruct,
+    MoeStruct,
     NormStruct,
     StepStruct,
 )
@@ -57,6 +60,7 @@ _NEVER = ON_LAYER()
 
 _NORMS = {"rms": 1, "layer": 2}
 _RESIDUALS = {"sequential": 0, "parallel": 1, "parallel_shared_norm": 2}
+_SCORES = {"softmax": 0, "sigmoid": 1}
 _QK_NORMS = {"head": 0, "each_head": 1, "all_heads": 2}
 
 
@@ -79,16 +83,24 @@ def _missing(layer: Layer) -> Iterator[str]:
     """What the native decoder lacks for a layer."""
     if not isinstance(layer.attn, Attention):
         yield "latent attention"
-    if not isinstance(layer.mlp, Mlp):
-        yield "a mixture of experts"
+    for mlp in _mlps(layer):
+        known = GATED_ACTIVATIONS if mlp.gated else ACTIVATIONS
+        if mlp.activation not in known:
+            yield f"activation {mlp.activation}, built for {', '.join(known)}"
+
+
+def _mlps(layer: Layer) -> Iterator[Mlp]:
+    """What a layer's tokens go through: one MLP, or one of its experts and the one that is shared."""
+    if isinstance(layer.mlp, Mlp):
+        yield layer.mlp
         return
-    known = GATED_ACTIVATIONS if layer.mlp.gated else ACTIVATIONS
-    if layer.mlp.activation not in known:
-        yield f"activation {layer.mlp.activation}, built for {', '.join(known)}"
+    yield layer.mlp.expert
+    if layer.mlp.shared:
+        yield layer.mlp.shared.mlp
 
 
 class NativeProgram:
-    """A `Program` of a dense decoder on the native library."""
+    """A `Program` of a decoder on the native library."""
 
     def __init__(self, library: NativeLibrary, request: CompileRequest) -> None:
         """Pack the weights of a request that `can_compile` says yes to."""
@@ -298,7 +310,6 @@ class _Builder:
     def _fill(self, struct: LayerStruct, at: str, layer: Layer, group: int) -> None:
         attn, mlp = layer.attn, layer.mlp
         assert isinstance(attn, Attention)
-        assert isinstance(mlp, Mlp)
         for name in ("attn_pre", "attn_post", "mlp_pre", "mlp_post"):
             setattr(struct, name, self._norm(f"{at}.{name}", getattr(layer, name)))
         if attn.qk_norm:
@@ -307,8 +318,12 @@ class _Builder:
             struct.qk_norm_over = _QK_NORMS[attn.qk_norm.over]
         struct.qkv = self._matrix(f"{at}.attn.qkv")
         struct.o = self._matrix(f"{at}.attn.o")
-        struct.up = self._matrix(f"{at}.mlp.up")
-        struct.down = self._matrix(f"{at}.mlp.down")
+        if isinstance(mlp, Moe):
+            struct.moe = ctypes.pointer(self._kept(self._moe(at, mlp)))
+        else:
+            struct.up = self._matrix(f"{at}.mlp.up")
+            struct.down = self._matrix(f"{at}.mlp.down")
+            struct.activation = _activation(mlp)
         if attn.rope:
             struct.cos_sin = self._rope(attn.rope).data_ptr()
             struct.num_positions = len(self._rope(attn.rope))
@@ -318,21 +333,52 @@ class _Builder:
             struct.sinks = self._kept(_dense(self._weights[f"{at}.attn.sinks"]).float().contiguous()).data_ptr()
         struct.group = group
         struct.qkv_clip = attn.qkv_clip or 0.0
-        struct.activation = (GATED_ACTIVATIONS if mlp.gated else ACTIVATIONS)[mlp.activation]
         struct.residual = _RESIDUALS[layer.residual]
         struct.residual_scale = layer.residual_scale
 
+    def _moe(self, at: str, moe: Moe) -> MoeStruct:
+        up, down = self._matrices[f"{at}.moe.up"], self._matrices[f"{at}.moe.down"]
+        struct = MoeStruct(
+            router=self._matrix(f"{at}.moe.router"),
+            up=up.struct,
+            down=down.struct,
+            up_bytes=up.num_bytes // moe.num_experts,
+            down_bytes=down.num_bytes // moe.num_experts,
+            num_experts=moe.num_experts,
+            top_k=moe.top_k,
+            score=_SCORES[moe.score],
+            renormalize=int(moe.renormalize),
+            scale=moe.scale,
+            activation=_activation(moe.expert),
+        )
+        if (correction := self._weights.get(f"{at}.moe.correction")) is not None:
+            struct.correction = self._kept(_dense(correction).float().contiguous()).data_ptr()
+        if moe.groups:
+            struct.num_groups = moe.groups.num_groups
+            struct.top_per_group = moe.groups.top_per_group
+            struct.num_kept_groups = moe.groups.num_kept
+        if moe.shared:
+            struct.shared_up, struct.shared_down = (self._matrix(f"{at}.shared.{name}") for name in ("up", "down"))
+            struct.shared_activation = _activation(moe.shared.mlp)
+            if moe.shared.gated:
+                struct.shared_gate = self._matrix(f"{at}.shared.gate")
+        return struct
+
     def _pack(self) -> None:
         """All matrices into one piece of memory, in the order in which a step reads them."""
-        library, dtype = self._library, self._request.dtype
-        order = dict(_matrices(self._request.spec))
-        sizes = [packed_bytes(library, self._weights[slot], dtype, gated=gated) for slot, gated in order.items()]
+        library = self._library
+        places = {place: _experts(self._weights[place.slot], place.num_experts) for place in _places(self._request)}
+        sizes = [len(ws) * packed_bytes(library, ws[0], p.dtype, gated=p.gated) for p, ws in places.items()]
         parts = torch.split(zeros(sum(sizes), torch.uint8), sizes)
-        for (slot, gated), part in zip(order.items(), parts, strict=True):
-            bias = self._weights.get(f"{slot}.bias")
-            bias = None if bias is None else _dense(bias)
-            matrix = pack(library, self._weights[slot], dtype, bias=bias, gated=gated, memory=part)
-            self._matrices[slot] = matrix
+        for (place, experts), part in zip(places.items(), parts, strict=True):
+            bias = self._weights.get(f"{place.slot}.bias")
+            biases = [None] * len(experts) if bias is None else _dense(bias).float().view(len(experts), -1)
+            packed = [
+                pack(library, weight, place.dtype, bias=own_bias, gated=place.gated, memory=memory)
+                for weight, own_bias, memory in zip(experts, biases, part.chunk(len(experts)), strict=True)
+            ]
+            self.keep.append((packed, biases))
+            self._matrices[place.slot] = replace(packed[0], memory=part)
 
     def _matrix(self, slot: str) -> MatrixStruct:
         return self._matrices[slot].struct
@@ -360,15 +406,62 @@ class _Builder:
         return value
 
 
-def _matrices(spec: DecoderSpec) -> Iterator[tuple[str, bool]]:
-    """The slots of a decoder's matrices, and whether their rows are those of a gate and what it multiplies."""
+@dataclass(frozen=True)
+class _Place:
+    """A matrix of a decoder.
+
+    Attributes:
+        slot: where its weight is.
+        dtype: of its products, where it is not quantised.
+        gated: its rows are those of a gate and of what the gate multiplies.
+        num_experts: that its weight is stacked of.
+
+    """
+
+    slot: str
+    dtype: torch.dtype
+    gated: bool = False
+    num_experts: int = 1
+
+
+def _places(request: CompileRequest) -> Iterator[_Place]:
+    """The matrices of a decoder in the order in which a step reads them."""
+    spec, dtype = request.spec, request.dtype
     for i, layer in enumerate(spec.layers):
-        assert isinstance(layer.mlp, Mlp)
-        for name in ("attn.qkv", "attn.o", "mlp.up", "mlp.down"):
-            yield f"layers.{i}.{name}", name == "mlp.up" and layer.mlp.gated
-    yield "embedding", False
+        at, mlp = f"layers.{i}", layer.mlp
+        yield _Place(f"{at}.attn.qkv", dtype)
+        yield _Place(f"{at}.attn.o", dtype)
+        if isinstance(mlp, Mlp):
+            yield from _mlp_places(f"{at}.mlp", dtype, mlp)
+            continue
+        yield _Place(f"{at}.moe.router", torch.float32)
+        yield from _mlp_places(f"{at}.moe", dtype, mlp.expert, mlp.num_experts)
+        if mlp.shared:
+            yield from _mlp_places(f"{at}.shared", dtype, mlp.shared.mlp)
+            if mlp.shared.gated:
+                yield _Place(f"{at}.shared.gate", torch.float32)
+    yield _Place("embedding", dtype)
     if not spec.tied_embeddings:
-        yield "head", False
+        yield _Place("head", dtype)
+
+
+def _mlp_places(at: str, dtype: torch.dtype, mlp: Mlp, num_experts: int = 1) -> Iterator[_Place]:
+    yield _Place(f"{at}.up", dtype, mlp.gated, num_experts)
+    yield _Place(f"{at}.down", dtype, num_experts=num_experts)
+
+
+def _experts(weight: Weight, num_experts: int) -> list[Weight]:
+    """The matrices that a weight is stacked of: [E, N, K], or quantised [E N, K]."""
+    if num_experts == 1 and len(weight.shape) == 2:
+        return [weight]
+    if not isinstance(weight, QuantizedWeight):
+        return list(weight)
+    num_rows = weight.shape[0] // num_experts
+    return [weight[i * num_rows : (i + 1) * num_rows] for i in range(num_experts)]
+
+
+def _activation(mlp: Mlp) -> int:
+    return (GATED_ACTIVATIONS if mlp.gated else ACTIVATIONS)[mlp.activation]
 
 
 def _dense(weight: Weight) -> torch.Tensor:

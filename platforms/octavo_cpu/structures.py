@@ -2,7 +2,16 @@
 
 from ctypes import CFUNCTYPE, POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
-__all__ = ["ON_LAYER", "AttentionGeometry", "DecoderStruct", "LayerStruct", "MatrixStruct", "NormStruct", "StepStruct"]
+__all__ = [
+    "ON_LAYER",
+    "AttentionGeometry",
+    "DecoderStruct",
+    "LayerStruct",
+    "MatrixStruct",
+    "MoeStruct",
+    "NormStruct",
+    "StepStruct",
+]
 
 
 ON_LAYER = CFUNCTYPE(None)
@@ -42,12 +51,29 @@ class NormStruct(Structure):
     _fields_ = [("kind", c_int32), ("eps", c_float), ("weight", c_void_p), ("bias", c_void_p)]
 
 
+class MoeStruct(Structure):
+    """`octavo_moe`."""
+
+    _fields_ = [
+        ("router", MatrixStruct),
+        ("correction", c_void_p),
+        *((name, MatrixStruct) for name in ("up", "down")),
+        *((name, c_int64) for name in ("up_bytes", "down_bytes")),
+        *((name, MatrixStruct) for name in ("shared_up", "shared_down", "shared_gate")),
+        *((name, c_int32) for name in ("num_experts", "top_k", "score", "renormalize")),
+        ("scale", c_float),
+        *((name, c_int32) for name in ("num_groups", "top_per_group", "num_kept_groups")),
+        *((name, c_int32) for name in ("activation", "shared_activation")),
+    ]
+
+
 class LayerStruct(Structure):
     """`octavo_layer`."""
 
     _fields_ = [
         *((name, NormStruct) for name in ("attn_pre", "attn_post", "mlp_pre", "mlp_post", "q_norm", "k_norm")),
         *((name, MatrixStruct) for name in ("qkv", "o", "up", "down")),
+        ("moe", POINTER(MoeStruct)),
         *((name, c_void_p) for name in ("cos_sin", "sinks", "cache")),
         ("num_positions", c_int64),
         *((name, c_int32) for name in ("rotary_dim", "interleaved", "group", "qk_norm_over")),

@@ -17,7 +17,7 @@ from octavo_cpu.native import NativeLibrary, NativeLookup
 from octavo_cpu.platform import CpuPlatform
 from octavo_cpu.program import NativeProgram
 
-GENERIC = {"a mixture of experts", "latent attention"}  # what stays with the generic program
+GENERIC = {"latent attention"}  # what stays with the generic program
 LENGTHS = (48, 19, 33)
 
 
@@ -87,7 +87,7 @@ def test_sizes_that_are_no_whole_panels_or_groups(gated: bool, tmp_path: Path, p
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "int8", "int4", "int4 in bfloat16"])
-@pytest.mark.parametrize("case", ["llama", "gemma2", "phi"])
+@pytest.mark.parametrize("case", ["llama", "gemma2", "phi", "qwen2_moe", "gpt_oss"])
 def test_every_precision_keeps_rows_apart(case: str, form: str, tmp_path: Path, platform: CpuPlatform) -> None:
     description = describe(case, tmp_path)
     dtype = torch.bfloat16 if "bfloat16" in form else torch.float32
@@ -95,16 +95,17 @@ def test_every_precision_keeps_rows_apart(case: str, form: str, tmp_path: Path, 
     dense = dict(weights)
     if form.startswith("int"):
         for name, weight in weights.items():
-            if weight.dim() == 2 and name != "positions":
-                weights[name] = quantize(weight, form[:4])
-                dense[name] = weights[name].dequantize().to(dtype)
+            if weight.dim() >= 2 and not name.endswith(("positions", "router", "shared.gate", ".bias")):
+                weights[name] = quantize(weight.flatten(0, -2), form[:4])
+                dense[name] = weights[name].dequantize().to(dtype).view(weight.shape)
     paged = Paged(description, weights=weights, platform=platform, dtype=dtype)
     assert isinstance(paged.program, NativeProgram)
     truth = Paged(description, weights={name: weight.float() for name, weight in dense.items()})
     for prompt, logits in zip(texts(description.vocab_size), check_rows_apart(paged, platform), strict=True):
         expected = truth.whole(prompt)
         error = (logits - expected).norm() / expected.norm()
-        assert error < (0.02 if form == "bfloat16" else 0.04)
+        allowed = 0.02 if form == "bfloat16" else 0.04
+        assert error < (2 * allowed if "moe" in case else allowed)  # where two experts are near, rounding chooses
 
 
 def test_rows_yield_what_their_modes_say(tmp_path: Path, platform: CpuPlatform) -> None:
