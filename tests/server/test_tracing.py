@@ -1,5 +1,7 @@
 """Spans say of a request what its timeline says, reach a collector, and are nobody's burden."""
 
+import itertools
+import re
 import signal
 import socket
 import sys
@@ -142,6 +144,39 @@ def test_a_collector_that_is_not_there_or_does_not_answer_burdens_nobody(served:
             begin = time.monotonic()
             served.call(observer.close(0.3))
             assert time.monotonic() - begin < 20  # no longer than it may, load aside
+
+
+def test_a_collector_that_is_not_there_is_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, served: Served
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # seconds, after which a batch is given up
+    history, observer = History(), Tracing("http://127.0.0.1:9/v1/traces", "tiny")
+    history.observers.append(observer)
+    numbers = itertools.count()
+
+    def end_one() -> None:
+        record = RequestRecord(f"r{next(numbers)}", time.time())
+        history.begin(record)
+        history.end(record, "stop")
+
+    def lines() -> list[str]:
+        told = [
+            record for record in caplog.records if record.name.startswith(("opentelemetry", "octavo.server.tracing"))
+        ]
+        return [text for record in told if "127.0.0.1:9" in (text := record.getMessage()) or "port=9" in text]
+
+    for num in range(3):
+        end_one()
+        Served.wait_until(lambda num=num: observer._sender.num_failed > num)
+    [line] = lines()
+    assert "cannot be sent to http://127.0.0.1:9/v1/traces (otlp_traces_endpoint), 1 batches" in line
+    monkeypatch.setattr(tracing, "WARN_SECONDS", 0.0)  # as if a minute had gone by
+    end_one()
+    Served.wait_until(lambda: len(lines()) > 1)
+    assert re.search(r" [4-9] batches are lost so far: ", lines()[1])
+    assert all("\n" not in line for line in lines())
+    served.call(observer.close(5))
 
 
 def test_too_many_ends_at_once_are_dropped_and_counted(

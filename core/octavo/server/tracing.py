@@ -11,8 +11,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from octavo import __version__
@@ -22,14 +23,16 @@ from octavo.engine.wire import WireStats
 from octavo.errors import ConfigError, shown
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 __all__ = ["Tracing", "attributes_of", "check_installed", "endpoint_of", "trace_headers"]
 
 TRACES_PATH = "/v1/traces"
 PROTOCOL = "http/protobuf"
 MAX_PENDING = 4096  # ended requests whose spans are not made yet; more are dropped and counted
-WARN_SECONDS = 60.0  # between two lines that say so
+WARN_SECONDS = 60.0  # between two lines that say so, or that spans cannot be sent
+SENDER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"  # the logger of what sends them
 MAX_HEADERS = {"traceparent": 128, "tracestate": 512}  # characters; longer ones are none
 
 OPERATIONS = {
@@ -133,6 +136,80 @@ def attributes_of(record: RequestRecord, model: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+class _Heard(logging.Filter):
+    """Takes a logger's lines in threads that listen, and leaves those of others alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_thread = threading.local()
+
+    @contextmanager
+    def listen(self) -> Iterator[list[str]]:
+        """What is logged meanwhile in this thread."""
+        texts: list[str] = []
+        self._of_thread.texts = texts
+        try:
+            yield texts
+        finally:
+            self._of_thread.texts = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line goes its way."""
+        texts: list[str] | None = getattr(self._of_thread, "texts", None)
+        if texts is not None:
+            texts.append(record.getMessage())
+        return texts is None
+
+
+_heard = _Heard()
+
+
+class _Sender:
+    """Sends spans, and says so once a minute when nobody takes them: the library has several lines on each batch."""
+
+    def __init__(self, endpoint: str) -> None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        logging.getLogger(SENDER).addFilter(_heard)
+        self.num_failed = 0  # batches
+        self._endpoint = endpoint
+        self._exporter: SpanExporter = OTLPSpanExporter(endpoint)
+        self._warned = float("-inf")
+
+    def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
+        """Send a batch."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        with _heard.listen() as texts:
+            try:
+                result = self._exporter.export(spans)
+            except Exception as error:
+                result = SpanExportResult.FAILURE
+                texts.append(repr(error))
+        if result is not SpanExportResult.SUCCESS:
+            self._failed(" ".join(texts[-1].split()) if texts else "no reason is given")
+        return result
+
+    def _failed(self, why: str) -> None:
+        self.num_failed += 1
+        if time.monotonic() - self._warned > WARN_SECONDS:
+            self._warned = time.monotonic()
+            logger.warning(
+                "spans cannot be sent to %s (otlp_traces_endpoint), %d batches are lost so far: %.500s",
+                self._endpoint,
+                self.num_failed,
+                why,
+            )
+
+    def shutdown(self) -> None:
+        """Send no more."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing is held here."""
+        return self._exporter.force_flush(timeout_millis)
+
+
 class Tracing:
     """Observes requests, and tells a collector of each that ends.
 
@@ -150,13 +227,13 @@ class Tracing:
 
     def __init__(self, endpoint: str, model: str) -> None:
         check_installed()
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         self.num_dropped = 0
+        self._sender = _Sender(endpoint)
         self._model = model
         self._provider = _provider()
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+        self._provider.add_span_processor(BatchSpanProcessor(cast("SpanExporter", self._sender)))
         self._tracer = self._provider.get_tracer("octavo", __version__)
         self._ended: deque[RequestRecord] = deque()
         self._news = threading.Event()
