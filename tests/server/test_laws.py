@@ -45,7 +45,8 @@ OURS = {
         requests_received requests_finished requests_admitted engine_restarts corrupted_requests prompt_tokens
         prompt_tokens_cached prompt_tokens_computed prompt_tokens_by_source generation_tokens tokens
         prefix_cache_queries prefix_cache_hits num_preemptions num_swaps computed_tokens recomputed_tokens steps
-        failed_steps request_success admission_rejections drafts draft_tokens accepted_tokens emitted_tokens""",
+        failed_steps request_success admission_rejections drafts draft_tokens accepted_tokens emitted_tokens
+        accepted_tokens_per_pos""",
     "histogram": """
         iteration_tokens_total time_to_first_token_seconds inter_token_latency_seconds
         request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
@@ -71,6 +72,7 @@ class Shown:
         for family in text_string_to_metric_families(text):
             assert family.name not in self.types, f"{family.name} is shown twice"
             self.types[family.name] = family.type
+            assert family.samples, f"{family.name} has no samples"
             for sample in family.samples:
                 labels = [value for name, value in sample.labels.items() if name != "model_name"]
                 self.values["/".join([sample.name, *labels])] = sample.value
@@ -234,6 +236,11 @@ def test_guessed_tokens_are_counted_apart(tiny_folder: Path) -> None:
     drafted, accepted, drafts = (shown[f"{name}_total"] for name in ("draft_tokens", "accepted_tokens", "drafts"))
     assert 0 < drafts <= drafted <= 4 * drafts
     assert 0 < accepted <= drafted
+    at = [shown[f"accepted_tokens_per_pos_total/{place}"] for place in range(4)]
+    assert at == sorted(at, reverse=True), "who is right at a place was right before it"
+    assert at == [shown.values[f"vllm:spec_decode_num_accepted_tokens_per_pos_total/{place}"] for place in range(4)]
+    assert sum(at) == accepted
+    assert "octavo:accepted_tokens_per_pos_total/4" not in shown.values
     assert shown["emitted_tokens_total"] == accepted + drafts <= shown["generation_tokens_total"] == 400
     assert shown.values["vllm:spec_decode_draft_acceptance_rate"] == pytest.approx(accepted / drafted)
     assert shown["computed_tokens_total"] == shown["prompt_tokens_computed_total"] + 400 - 2

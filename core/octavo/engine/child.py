@@ -12,7 +12,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 import zmq
@@ -197,7 +196,7 @@ class EngineChild:
             stats.num_used_blocks,
             stats.num_cached_blocks,
             stats.num_shared_blocks,
-            asdict(stats.counts),
+            stats.counts.counts(),
             stats.num_host_blocks,
             stats.num_used_host_blocks,
         )

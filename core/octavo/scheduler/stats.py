@@ -1,6 +1,6 @@
 """Counts over the scheduler's life."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from octavo.scheduler.request import Request, Sequence
 
@@ -29,6 +29,7 @@ class SchedulerStats:
         num_drafts: times that a sequence's next tokens were guessed.
         num_draft_tokens: tokens guessed.
         num_accepted_tokens: those that were right; they alone count as computed.
+        accepted_at: of these, how many were the first of their guess, the second, and so on.
 
     """
 
@@ -45,6 +46,13 @@ class SchedulerStats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    accepted_at: tuple[int, ...] = ()
+
+    def counts(self) -> dict[str, int]:
+        """All by name; those of `accepted_at` as num_accepted_at_0 and so on."""
+        counts = asdict(self)
+        accepted = counts.pop("accepted_at")
+        return counts | {f"num_accepted_at_{place}": num for place, num in enumerate(accepted)}
 
     def admitted(self, request: Request, num_hit: int) -> None:
         """A request starts, for the first time or again, with so many of its prompt's tokens in the prefix cache."""
@@ -63,6 +71,10 @@ class SchedulerStats:
         self.num_drafts += 1
         self.num_draft_tokens += num_tokens
         self.num_accepted_tokens += num_accepted
+        accepted = [*self.accepted_at, *[0] * (num_tokens - len(self.accepted_at))]
+        for place in range(num_accepted):
+            accepted[place] += 1
+        self.accepted_at = tuple(accepted)
 
     def computed(self, request: Request, seq: Sequence, num_tokens: int, num_new: int) -> None:
         """A sequence has computed its next tokens, and its request has so many new ones."""

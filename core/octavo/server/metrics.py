@@ -115,7 +115,8 @@ class Metrics:
     def scrape(self) -> "Scrape":
         """What there is to show at this moment; to be called where the engine is, and shown anywhere."""
         engine, history = self._engine, self._engine.history
-        cache = engine.config.cache
+        cache, limits = engine.config.cache, engine.config.scheduler
+        num_guessed = limits.num_speculative_tokens if limits.speculative_method != "none" else 1
         counts = {
             name: sum(history.totals.get(count, 0) for count in found) for name, (_, found, _) in COUNTERS.items()
         }
@@ -131,6 +132,7 @@ class Metrics:
             counts=counts,
             ends=dict(self._ends),
             rejections=dict(self._rejections),
+            accepted_at={str(at): history.totals.get(f"num_accepted_at_{at}", 0) for at in range(num_guessed)},
             histograms={name: (buckets.cumulative(), buckets.total) for name, buckets in self._histograms.items()},
             settings={name: str(getattr(cache, name)) for name in cache.__dataclass_fields__},
         )
@@ -149,6 +151,7 @@ class Scrape(Collector):
         num_unqueued: those that the engine has not queued yet.
         counts: counters by our name.
         ends, rejections: requests by finish reason, and by why they were refused.
+        accepted_at: guessed tokens that were right, by their place in the guess.
         histograms: (numbers of values up to each bound, their sum), by our name.
         settings: of the KV cache.
 
@@ -163,6 +166,7 @@ class Scrape(Collector):
     counts: Mapping[str, int]
     ends: Mapping[str, int]
     rejections: Mapping[str, int]
+    accepted_at: Mapping[str, int]
     histograms: Mapping[str, tuple[list[tuple[str, float]], float]]
     settings: Mapping[str, str]
 
@@ -279,8 +283,9 @@ class Scrape(Collector):
             yield from self._counter(name, theirs, about, self.counts[name])
         for name in ABSENT:
             yield from self._counter(None, (name,), "Not there: always 0.", 0)
-        names = self._names(None, ["spec_decode_num_accepted_tokens_per_pos"])
-        yield from self._labelled(CounterMetricFamily, names, "Not told apart.", "position", {})
+        names = self._names("accepted_tokens_per_pos", ["spec_decode_num_accepted_tokens_per_pos"])
+        about = "Guessed tokens that were right, by their place in the guess."
+        yield from self._labelled(CounterMetricFamily, names, about, "position", self.accepted_at)
         sources = {
             "local_compute": self.counts["prompt_tokens_computed"],
             "local_cache_hit": self.counts["prompt_tokens_cached"],
