@@ -5,6 +5,15 @@
 #include <cstring>
 #include <string>
 
+#ifdef OCTAVO_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// Of selfcheck/tile_emulator.cpp, where tests have preloaded it: it runs the tile instructions in the processor's place.
+extern "C" __attribute__((weak, visibility("default"))) int octavo_tiles_are_emulated();
+#endif
+
 namespace octavo {
 namespace {
 
@@ -15,9 +24,28 @@ const Kernels* const kBuilt[] = {
     &avx2::kernels,
     &avx512::kernels,
     &avx512bf16::kernels,
+#ifdef OCTAVO_AMX
+    &amx::kernels,
+#endif
 #endif
 };
 constexpr int kNumBuilt = sizeof kBuilt / sizeof kBuilt[0];
+
+#ifdef OCTAVO_AMX
+// Whether the processor has tiles with products of bfloat16 and int8, and the system saves and grants them.
+bool ask_for_tiles() {
+    if (octavo_tiles_are_emulated && octavo_tiles_are_emulated()) return true;
+    unsigned eax, ebx, ecx, edx;
+    constexpr unsigned kProducts = 1u << 22 | 1u << 24 | 1u << 25;  // amx-bf16, amx-tile, amx-int8
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kProducts) != kProducts) return false;
+    unsigned saved, saved_high;  // XCR0, which AVX-512 has shown to be there
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(saved_high) : "c"(0));
+    constexpr unsigned kTileState = 1u << 17 | 1u << 18;
+    if ((saved & kTileState) != kTileState) return false;
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl, for the whole process
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
 
 int count_usable() {
 #ifdef OCTAVO_X86
@@ -29,7 +57,12 @@ int count_usable() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512cd");
     if (!wide) return 2;
-    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") ? 4 : 3;
+    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni")) return 3;
+#ifdef OCTAVO_AMX
+    static const bool tiles = ask_for_tiles();  // once, and when the library is first used: before its threads start
+    if (tiles) return 5;
+#endif
+    return 4;
 #else
     return 1;
 #endif

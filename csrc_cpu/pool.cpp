@@ -9,6 +9,8 @@
 #include <system_error>
 #include <thread>
 
+#include "isa.h"
+
 namespace octavo {
 namespace {
 
@@ -19,6 +21,10 @@ inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #endif
+}
+
+void leave() {
+    if (const Kernels* const k = kernels()) k->leave();
 }
 
 constexpr int kMaxParts = 64;
@@ -136,6 +142,7 @@ private:
             if (ticket_.load(std::memory_order_acquire) != seen) return;
             relax();
         }
+        leave();
         asleep_.fetch_add(1, std::memory_order_seq_cst);
         ticket_.wait(seen, std::memory_order_seq_cst);
         asleep_.fetch_sub(1, std::memory_order_relaxed);
@@ -175,11 +182,15 @@ void parallel_for(int64_t count, int64_t grain, RangeFunction function, const vo
     if (count > grain && workers.limit.load(std::memory_order_relaxed) > 1) {
         if (t_together) return workers.run(count, grain, function, context);
         std::unique_lock<std::mutex> lock(workers.owner, std::try_to_lock);
-        if (lock.owns_lock()) return workers.run(count, grain, function, context);
+        if (lock.owns_lock()) {
+            workers.run(count, grain, function, context);
+            return leave();
+        }
     }
     for (int64_t begin = 0; begin < count; begin += grain) {
         function(context, begin, std::min(begin + grain, count));
     }
+    if (!t_together) leave();
 }
 
 Together::Together() : holds_(pool().owner.try_lock()) {
@@ -190,6 +201,7 @@ Together::Together() : holds_(pool().owner.try_lock()) {
 Together::~Together() {
     if (!holds_) return;
     t_together -= 1;
+    leave();
     pool().set_together(false);
     pool().owner.unlock();
 }

@@ -8,6 +8,7 @@
 #include "probe.h"
 #include "sample.h"
 #include "table.h"
+#include "tiles.h"
 #include "write.h"
 
 namespace octavo {
@@ -106,6 +107,7 @@ const Kernels kernels = {
     weigh_row,
     gather_row,
     weigh_values,
+    release_tiles,
 };
 
 }  // namespace OCTAVO_ISA

@@ -189,6 +189,8 @@ struct Kernels {
     double (*weigh_row)(const LogitRow&, float* sums);
     int64_t (*gather_row)(const LogitRow&, int64_t begin, int64_t end, float lowest, float* values, int32_t* ids);
     void (*weigh_values)(const float* values, float* weights, int64_t count);
+    // Frees what a thread holds of the processor (tiles), when no call is to follow soon.
+    void (*leave)();
 };
 
 namespace base {
@@ -204,6 +206,11 @@ extern const Kernels kernels;
 namespace avx512bf16 {
 extern const Kernels kernels;
 }
+#ifdef OCTAVO_AMX
+namespace amx {
+extern const Kernels kernels;
+}
+#endif
 #endif
 
 }  // namespace octavo

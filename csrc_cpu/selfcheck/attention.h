@@ -185,7 +185,8 @@ private:
     // Errors beyond float32's, relative to the weighted sizes of the values: weights rounded to bfloat16; queries to
     // fifteen bits.
     double rounding() const {
-        if (std::string(CALL(octavo_isa)()) != "avx512bf16" || g_.latent) return 0;
+        const std::string isa = CALL(octavo_isa)();
+        if ((isa != "avx512bf16" && isa != "amx") || g_.latent) return 0;
         if (g_.kv_dtype == OCTAVO_INT8) return 1e-3;
         return g_.kv_dtype == OCTAVO_BFLOAT16 && g_.dtype == OCTAVO_BFLOAT16 ? 0x1p-8 : 0;
     }
