@@ -1,7 +1,7 @@
 """What answers share, whatever the protocol: whole or as events, and how far each choice of a stream has been told."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -14,12 +14,15 @@ from octavo.engine.inputs import TokenizedPrompt
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.errors import RequestError
 from octavo.sampling_params import SamplingParams
+from octavo.server.body import parse_body
 from octavo.server.errors import ApiError
-from octavo.server.protocol import ChunkedRequest
+from octavo.server.protocol import ChunkedRequest, Extras
 from octavo.server.service import Caller, Service, usage_of
 from octavo.server.streaming import DONE, EventStream, event, merged, while_connected
 
 __all__ = ["Answer", "Choice", "ChunkedAnswer", "json_response", "renamed", "respond"]
+
+Asked = TypeVar("Asked", bound=Extras)
 
 
 class Answer(ABC):
@@ -47,10 +50,22 @@ class Answer(ABC):
         return event(body)
 
 
-async def respond(request: Request, preparing: Coroutine[Any, Any, Answer], *, streamed: bool | None) -> Response:
-    """The answer that is being prepared, whole or as events. The work ends when the client leaves."""
-    answer = await while_connected(request, preparing)
-    if streamed:
+async def respond(
+    request: Request, kind: type[Asked], prepare: Callable[[Service, Request, Asked], Coroutine[Any, Any, Answer]]
+) -> Response:
+    """The answer to a request of this kind, whole or as events. The work ends when the client leaves.
+
+    Args:
+        request: whose body is not read yet.
+        kind: of the body.
+        prepare: makes the answer of a body for a model that is served.
+
+    """
+    service: Service = request.app.state.service
+    body = await parse_body(request, kind)
+    service.check(body.model)
+    answer = await while_connected(request, prepare(service, request, body))
+    if body.stream:
         return EventStream(answer.stream(), answer.caller.request_id, answer.error_event)
     return json_response(await while_connected(request, answer.whole()))
 

@@ -12,7 +12,6 @@ from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.errors import shown
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
 from octavo.server.answers import Choice, ChunkedAnswer, renamed, respond
-from octavo.server.body import parse_body
 from octavo.server.errors import ApiError, check_one_of, unsupported
 from octavo.server.logprobs import ChatLogprobs, prompt_logprobs
 from octavo.server.protocol import ChatRequest
@@ -29,10 +28,7 @@ ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 
 async def create_chat_completion(request: Request) -> Response:
     """Answer a request, streaming or whole."""
-    service: Service = request.app.state.service
-    body = await parse_body(request, ChatRequest)
-    service.check(body.model)
-    return await respond(request, _prepare(service, request, body), streamed=body.stream)
+    return await respond(request, ChatRequest, _prepare)
 
 
 def conversation_of(service: Service, body: Any, tools: Sequence[dict[str, Any]] | None = None) -> Conversation:

@@ -16,7 +16,6 @@ from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.errors import shown
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
 from octavo.server.answers import Choice, ChunkedAnswer, respond
-from octavo.server.body import parse_body
 from octavo.server.errors import ApiError, unsupported
 from octavo.server.logprobs import CompletionLogprobs, prompt_logprobs
 from octavo.server.protocol import CompletionRequest, PromptField
@@ -32,10 +31,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def create_completion(request: Request) -> Response:
     """Answer a request, streaming or whole."""
-    service: Service = request.app.state.service
-    body = await parse_body(request, CompletionRequest)
-    service.check(body.model)
-    return await respond(request, _prepare(service, request, body), streamed=body.stream)
+    return await respond(request, CompletionRequest, _prepare)
 
 
 def prompts_of(field: PromptField, name: str = "prompt") -> list[Prompt]:

@@ -97,10 +97,7 @@ async def count_tokens(request: Request) -> Response:
 
 async def create_message(request: Request) -> Response:
     """Answer a request, streaming or whole."""
-    service: Service = request.app.state.service
-    body = await parse_body(request, MessagesRequest)
-    service.check(body.model)
-    return await respond(request, _prepare(service, request, body), streamed=body.stream)
+    return await respond(request, MessagesRequest, _prepare)
 
 
 async def _prepare(service: Service, request: Request, body: MessagesRequest) -> "_Message":

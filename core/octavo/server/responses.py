@@ -15,7 +15,6 @@ from octavo.errors import shown
 from octavo.sampling_params import MAX_LOGPROBS, SamplingParams
 from octavo.server.answers import renamed, respond
 from octavo.server.blocks import Block, BlockAnswer, Step
-from octavo.server.body import parse_body
 from octavo.server.errors import ApiError, check_one_of, unsupported
 from octavo.server.logprobs import ChatLogprobs
 from octavo.server.protocol import Effort, Extras, GenerationRequest, ServiceTier, generation_of
@@ -95,10 +94,7 @@ class ResponsesRequest(Extras, kw_only=True):
 
 async def create_response(request: Request) -> Response:
     """Answer a request, streaming or whole."""
-    service: Service = request.app.state.service
-    body = await parse_body(request, ResponsesRequest)
-    service.check(body.model)
-    return await respond(request, _prepare(service, request, body), streamed=body.stream)
+    return await respond(request, ResponsesRequest, _prepare)
 
 
 async def _prepare(service: Service, request: Request, body: ResponsesRequest) -> "_Response":

@@ -1,5 +1,6 @@
 """What a benchmark prints, and the JSON that says the same and more."""
 
+import argparse
 import json
 import statistics
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from octavo.cli.bench.memory import peak_resident_bytes
+from octavo.cli.bench.options import shape_of, variants_of
 from octavo.cli.bench.session import Result, Session
 from octavo.cli.bench.workload import Shape
+from octavo.cli.options import settings_of
 from octavo.errors import ConfigError
 
-__all__ = ["Figure", "publish", "share_of_limit"]
+__all__ = ["Figure", "bench", "share_of_limit"]
 
 MIB = 1 << 20
 
@@ -58,21 +61,29 @@ def share_of_limit(result: Result, name: str, seconds: Sequence[float], steps: S
     return [Figure(name, "% of the machine's limit", shares)] if shares else []
 
 
-def publish(
-    benchmark: str,
-    session: Session,
-    shape: Shape,
-    figures: Figures,
-    *,
-    warmup: int,
-    repeats: int,
-    json_file: str | None,
-) -> None:
+def bench(benchmark: str, figures: Figures, args: argparse.Namespace) -> int:
+    """Measure what the options of a command ask for, and print it. Returns the exit status.
+
+    Args:
+        benchmark: its name, for JSON.
+        figures: what it tells of a result.
+        args: of a parser that has `add_workload` and `add_settings`.
+
+    """
+    config, shape = settings_of(args), shape_of(args)
+    with Session(config, variants_of(args)) as session:
+        session.measure(shape, warmup=args.warmup, repeats=args.repeats)
+        _publish(benchmark, session, shape, figures, args)
+    return 0
+
+
+def _publish(benchmark: str, session: Session, shape: Shape, figures: Figures, args: argparse.Namespace) -> None:
     """Print the report, write the JSON file; with '-' the JSON alone goes to stdout."""
+    json_file: str | None = args.json
     table = [
         (result, [*figures(result), *_memory(result, alone=len(session.engines) == 1)]) for result in session.results
     ]
-    document = _document(benchmark, session, shape, table, warmup, repeats)
+    document = _document(benchmark, session, shape, table, args.warmup, args.repeats)
     if json_file == "-":
         print(json.dumps(document, indent=2))
         return

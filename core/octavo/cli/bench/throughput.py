@@ -2,7 +2,7 @@
 
 import argparse
 
-from octavo.cli.options import Formatter, add_settings, settings_of
+from octavo.cli.options import Formatter, add_settings
 
 __all__ = ["add_parser", "run"]
 
@@ -66,13 +66,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     from octavo.cli.bench.figures import throughput_figures
-    from octavo.cli.bench.options import shape_of, variants_of
-    from octavo.cli.bench.report import publish
-    from octavo.cli.bench.session import Session
+    from octavo.cli.bench.report import bench
 
-    config, shape = settings_of(args), shape_of(args)
-    with Session(config, variants_of(args)) as session:
-        session.measure(shape, warmup=args.warmup, repeats=args.repeats)
-        how = {"warmup": args.warmup, "repeats": args.repeats, "json_file": args.json}
-        publish("throughput", session, shape, throughput_figures, **how)
-    return 0
+    return bench("throughput", throughput_figures, args)
