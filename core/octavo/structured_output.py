@@ -7,9 +7,29 @@ from typing import Any
 
 from octavo.errors import RequestError, shown
 
-__all__ = ["MAX_GRAMMAR_BYTES", "StructuredOutput"]
+__all__ = ["MAX_GRAMMAR_BYTES", "StructuredOutput", "WithinCalls"]
 
 MAX_GRAMMAR_BYTES = 256 * 1024  # of a schema, regex, grammar or all choices; what is longer is no form but data
+
+
+@dataclass(frozen=True)
+class WithinCalls:
+    """Where a form holds, of an output that is free but for its tool calls: in those of some tools.
+
+    Attributes:
+        tool_format: in which the model writes calls, one of `octavo.text.tools.FORMATS`.
+        tools: names of all tools that may be called.
+        strict: of those whose calls have the form.
+        reasoning: how the model marks its reasoning, in which nothing is a call; None: it has none.
+        begins_inside: whether the output begins within the reasoning.
+
+    """
+
+    tool_format: str
+    tools: tuple[str, ...]
+    strict: tuple[str, ...]
+    reasoning: str | None = None
+    begins_inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -24,6 +44,7 @@ class StructuredOutput:
         grammar: a text of a context-free grammar, in Lark's syntax or GBNF; its first rule is `start` or `root`.
         after_token_id: the form holds for what follows this token of the output (the end of a model's reasoning);
             None: from the beginning.
+        within: the form is that of single tool calls, and what stands between them is free; None: of the output.
 
     """
 
@@ -33,6 +54,7 @@ class StructuredOutput:
     choice: Sequence[str] = ()
     grammar: str | None = None
     after_token_id: int | None = None
+    within: WithinCalls | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.json_object, bool):

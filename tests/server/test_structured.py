@@ -151,6 +151,38 @@ def test_no_answer_shows_how_a_call_is_written(agents: Client, path: str, body: 
             assert not any(word.strip("<") for word in words), (num, words)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}, "max_tokens"),
+        ("/v1/responses", {"input": "Hello"}, "max_output_tokens"),
+        ("/v1/messages", {"messages": HELLO}, "max_tokens"),
+    ],
+)
+def test_a_strict_tool_that_is_not_called_changes_nothing_and_a_bad_one_is_refused(
+    agents: Client, path: str, body: dict[str, Any], limit: str
+) -> None:
+    def ask(schema: Any, strict: Any, **more: Any) -> Any:
+        tool: dict[str, Any] = {"name": "add", "strict": strict}
+        tool["input_schema" if path == "/v1/messages" else "parameters"] = schema
+        if path == "/v1/chat/completions":
+            tool = {"type": "function", "function": tool}
+        elif path == "/v1/responses":
+            tool["type"] = "function"
+        wish = {**body, "tools": [tool], limit: 12, "temperature": 0, **more}
+        return agents.post(path, json=wish)
+
+    def told(answer: Any) -> Any:
+        found = answer.json()
+        return found["choices"] if "choices" in found else found["content"] if "content" in found else found["usage"]
+
+    assert told(ask(SCHEMA, True)) == told(ask(SCHEMA, False)) == told(ask(SCHEMA, True, ignore_eos=True))
+    for schema, strict in (({"type": "object", "properties": {"a": {"type": "odd"}}}, True), (SCHEMA, "yes")):
+        answer = ask(schema, strict)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "tools"
+
+
 def test_tools_that_are_not_called_change_nothing(with_tools: OpenAI) -> None:
     model = with_tools.models.list().data[0].id
     wish: dict[str, Any] = {"max_tokens": 12, "messages": HELLO, "temperature": 0}

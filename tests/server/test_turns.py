@@ -9,7 +9,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.options import ServerOptions
 from octavo.server.turns import Turns
-from octavo.structured_output import StructuredOutput
+from octavo.structured_output import StructuredOutput, WithinCalls
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 
 SPECIAL = ("<s>", "</s>", "<think>", "</think>", "<tool_call>")
@@ -64,6 +64,27 @@ def test_which_tools_are_shown_and_where_errors_of_their_forms_belong(tokenizer:
     assert turns(tokenizer, "auto", tools=[]).tools is None
     assert turns(tokenizer, "required").forms == {"grammar": "tools"}
     assert turns(tokenizer).forms == {}
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_strict_tools_are_held_within_calls_that_the_model_begins(tokenizer: Tokenizer, is_inside: bool) -> None:
+    prompt = tokenizer.encode("Hi<think>" if is_inside else "Hi", add_special_tokens=False)
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+    of_auto = turns(tokenizer, tools=strict)
+    held = of_auto.params(SamplingParams(), prompt).structured
+    assert held is not None
+    assert held.after_token_id is None
+    assert held.within == WithinCalls("hermes", ("add", "now"), ("add",), "think", is_inside)
+    assert of_auto.forms == {"grammar": "tools"}
+    assert turns(tokenizer).params(SamplingParams(), prompt).structured is None
+    assert turns(tokenizer, "none", tools=strict).params(SamplingParams(), prompt).structured is None
+    forced = turns(tokenizer, "required", tools=strict).params(SamplingParams(), prompt).structured
+    assert forced is not None
+    assert forced.within is None
+    own = StructuredOutput(json_object=True)
+    kept = of_auto.params(SamplingParams(structured=own), prompt).structured
+    assert kept is not None
+    assert (kept.json_object, kept.within) == (True, None)
 
 
 @pytest.mark.parametrize(("choice", "tools"), [("required", []), ("other", TOOLS), ("add", [])])

@@ -114,7 +114,8 @@ class Request:
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.params = params
         self.eos_token_ids = eos_token_ids
-        ignores_eos = params.ignore_eos and params.structured is None
+        ends_by_form = params.structured is not None and params.structured.within is None
+        ignores_eos = params.ignore_eos and not ends_by_form
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if ignores_eos else eos_token_ids)
         self._eos = frozenset() if ignores_eos else eos_token_ids
         self.priority = priority

@@ -158,7 +158,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool in chat's form."""
     if tool.get("type") not in (None, "custom"):
         raise ApiError(400, f"tools of type {shown(tool['type'])} are not served: tools are run by the client", "tools")
-    function = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
+    function = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
 
 

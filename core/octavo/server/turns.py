@@ -18,7 +18,16 @@ from octavo.text.reasoning import (
     num_reasoning_tokens,
 )
 from octavo.text.tokenizer import Tokenizer
-from octavo.text.tools import FORMATS, ToolCallDelta, ToolFormat, ToolParser, detect_format, forced_calls, read_tools
+from octavo.text.tools import (
+    FORMATS,
+    ToolCallDelta,
+    ToolFormat,
+    ToolParser,
+    detect_format,
+    forced_calls,
+    read_tools,
+    strict_calls,
+)
 from octavo.text.turn import Turn, TurnDelta
 
 __all__ = ["Turns", "choice_of", "delta_of", "effort_names", "parsers_of"]
@@ -103,7 +112,8 @@ class Turns:
     @property
     def forms(self) -> Mapping[str, str]:
         """How errors of the form that forces calls are to call the field that it came from; see `form_names`."""
-        return {"grammar": "tools"} if self._tools and self._choice != "auto" else {}
+        has_form = self._choice != "auto" or any(tool.strict for tool in self._tools)
+        return {"grammar": "tools"} if self._tools and has_form else {}
 
     def params(self, params: SamplingParams, prompt_ids: Sequence[int]) -> SamplingParams:
         """The parameters as these turns need them: with forms of forced calls, and markers left in the text."""
@@ -114,14 +124,18 @@ class Turns:
             self._inside = begins_inside(self._reasoning, self._tokenizer, prompt_ids)
             after = end_token(self._reasoning, self._tokenizer) if self._inside else None
         structured = params.structured
+        own = structured  # of the request
         if self._tools and self._format is not None:
             markers += [self._format.start, self._format.end]
             if self._choice != "auto":
                 named = [tool for tool in self._tools if self._choice in ("required", tool.name)]
                 several = self._parallel and self._choice == "required"
                 structured = forced_calls(self._format, named, self._tokenizer, parallel=several, after=after)
-        if structured is not None and structured is params.structured and after is not None:
-            structured = structured.but_after(after)
+            elif own is None:
+                reasoning = self._reasoning.name if self._reasoning is not None else None
+                structured = strict_calls(self._format, self._tools, reasoning=reasoning, begins_inside=self._inside)
+        if own is not None and structured is own and after is not None:
+            structured = own.but_after(after)
         special = self._tokenizer.special_token_ids
         hidden = any(marker and self._tokenizer.backend.token_to_id(marker) in special for marker in markers)
         skips = params.skip_special_tokens and not hidden

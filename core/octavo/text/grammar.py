@@ -4,6 +4,7 @@ Whoever sent the form waits for its compilation alone: it may be done in any thr
 interpreter meanwhile. Its time and memory are bounded by fuel; what needs more is refused.
 """
 
+import codecs
 import json
 import re
 import threading
@@ -17,9 +18,11 @@ import numpy.typing as npt
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark, is_lark_syntax
 
 from octavo.errors import RequestError
-from octavo.structured_output import StructuredOutput
+from octavo.structured_output import StructuredOutput, WithinCalls
+from octavo.text.reasoning import REASONING_FORMATS, ReasoningParser
 from octavo.text.schema import ANY_OBJECT, WHITE_SPACE, bounded
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tools import FORMATS, ToolParser
 
 __all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarState"]
 
@@ -69,19 +72,90 @@ class GrammarState:
         logits[allowed == 0] = -np.inf
 
 
+class _CallsState(GrammarState):
+    """Where one sequence stands that is free but for some of its tool calls, each of which has the form.
+
+    The calls are found as they are for the client: by the same parsers.
+    """
+
+    def __init__(
+        self, compiled: "CompiledGrammar", form: StructuredOutput, within: WithinCalls, output_ids: Iterable[int]
+    ) -> None:
+        self._compiled = compiled
+        self._strict = frozenset(within.strict)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._reasoning: ReasoningParser | None = None
+        if within.reasoning is not None:
+            found = REASONING_FORMATS[within.reasoning]
+            self._reasoning = ReasoningParser(found, inside=within.begins_inside)
+        self._parser = ToolParser(FORMATS[within.tool_format], within.tools)
+        self._held: llguidance.LLMatcher | None = None  # of the call under way
+        self._is_seen = False  # whether that call is held, or cannot be
+        super().__init__(compiled.copy(), form, output_ids)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Never: where no call is under way any token may come, an end too."""
+        return False
+
+    def append(self, token_id: int) -> None:
+        data = self._compiled.token_bytes(token_id)
+        text = self._decoder.decode(data)
+        if self._reasoning is not None:
+            text = self._reasoning.add(text)[1]
+        num_before = self._parser.num_calls
+        self._parser.add(text)
+        call = self._parser.open_call
+        if call is None or self._parser.num_calls != num_before:
+            self._held, self._is_seen = None, False
+        if call is not None and not self._is_seen and call[0] in self._strict:
+            self._is_seen = True
+            self._held = self._begun(call[1].encode() + self._decoder.getstate()[0])
+        elif self._held is not None:
+            self._held.consume_token(token_id)
+
+    def _begun(self, data: bytes) -> llguidance.LLMatcher | None:
+        """The form after the beginning of a call; None: the model has begun one that is none of this form."""
+        matcher = self._compiled.copy()
+        ids = self._compiled.ids_of(data)
+        return matcher if matcher.try_consume_tokens(ids) == len(ids) else None
+
+    def mask(self, logits: npt.NDArray[np.float32]) -> None:
+        if self._held is not None:
+            self._matcher = self._held
+            super().mask(logits)
+
+
 class CompiledGrammar:
     """A form, compiled for one vocabulary. Threads may share it."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, form: StructuredOutput) -> None:
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        form: StructuredOutput,
+        vocabulary: llguidance.LLTokenizer,
+        tokenizer: Tokenizer,
+    ) -> None:
         self._matcher = matcher
         self._form = form
+        self._vocabulary = vocabulary
         self._lock = threading.Lock()
+        self.token_bytes = tokenizer.token_bytes
 
     def begin(self, output_ids: Iterable[int] = ()) -> GrammarState:
         """A sequence that has these tokens already."""
+        if self._form.within is not None:
+            return _CallsState(self, self._form, self._form.within, output_ids)
+        return GrammarState(self.copy(), self._form, output_ids)
+
+    def copy(self) -> llguidance.LLMatcher:
+        """The form at its beginning."""
         with self._lock:
-            matcher = self._matcher.deep_copy()
-        return GrammarState(matcher, self._form, output_ids)
+            return self._matcher.deep_copy()
+
+    def ids_of(self, data: bytes) -> list[int]:
+        """Tokens of these bytes."""
+        return list(self._vocabulary.tokenize_bytes(data))
 
 
 class GrammarCompiler:
@@ -126,7 +200,8 @@ class GrammarCompiler:
         with self._lock:
             found = self._known.get(structured)
         if found is None:
-            found = CompiledGrammar(self._matcher(structured), structured)
+            matcher = self._matcher(structured)
+            found = CompiledGrammar(matcher, structured, self._loaded_vocabulary(), self._tokenizer)
         with self._lock:
             found = self._known.setdefault(structured, found)
             self._kept[structured] = found

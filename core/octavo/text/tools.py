@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from octavo.errors import RequestError, shown
-from octavo.structured_output import StructuredOutput
+from octavo.structured_output import StructuredOutput, WithinCalls
 from octavo.text.calls import CallScanner
 from octavo.text.schema import WHITE_SPACE, bounded
 from octavo.text.tokenizer import Tokenizer
@@ -27,6 +27,7 @@ __all__ = [
     "detect_format",
     "forced_calls",
     "read_tools",
+    "strict_calls",
 ]
 
 MAX_TOOLS = 128
@@ -75,10 +76,11 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call; `parameters` is a JSON schema, which arguments are held to if `strict`."""
 
     name: str
     parameters: Mapping[str, Any]
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,10 @@ def read_tools(tools: Sequence[Any]) -> list[Tool]:
         parameters = function.get("parameters")
         if not isinstance(parameters, Mapping | None):
             raise RequestError(f"the parameters of tool {name} must be a JSON schema, got {shown(parameters)}", "tools")
-        found.append(Tool(name, parameters or {"type": "object"}))
+        strict = function.get("strict")
+        if not isinstance(strict, bool | None):
+            raise RequestError(f"strict of tool {name} must be true or false, got {shown(strict)}", "tools")
+        found.append(Tool(name, parameters or {"type": "object"}, bool(strict)))
     if len({tool.name for tool in found}) < len(found):
         raise RequestError("two tools have the same name", "tools")
     return found
@@ -161,8 +166,7 @@ def forced_calls(
     rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
         head = json.dumps(f'{{"name": "{tool.name}", "{tool_format.arguments}": ')
-        schema = {**bounded(dict(tool.parameters)), "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
-        rules += [f'call_{i}: {head} arguments_{i} "}}"', f"arguments_{i}: %json {json.dumps(schema)}"]
+        rules += [f'call_{i}: {head} arguments_{i} "}}"', _arguments(i, tool)]
     if tool_format.is_list:
         more = _more(parallel, '", " call')
         first = f'start: {start}"[" call {more}"]"'
@@ -172,6 +176,35 @@ def forced_calls(
     else:
         first = "start: call" + _more(parallel, f'"{tool_format.between} " call')
     return StructuredOutput(grammar="\n".join([first, *rules]), after_token_id=after)
+
+
+def strict_calls(
+    tool_format: ToolFormat, tools: Sequence[Tool], *, reasoning: str | None, begins_inside: bool
+) -> StructuredOutput | None:
+    """The form of an output that is free but for calls of strict tools; None: no tool is.
+
+    Once the model has begun such a call and named the tool, the rest of it is held to the tool's schema. It may space
+    a call as it likes; one whose arguments stand before the name is as it is. Keywords as in `WithinCalls`.
+    """
+    strict = [tool for tool in tools if tool.strict]
+    if not strict:
+        return None
+    typed = r'("\"type\"" WS? ":" WS? "\"function\"" WS? "," WS?)?'
+    rules = ["start: call REST", "call: " + " | ".join(f"call_{i}" for i in range(len(strict)))]
+    for i, tool in enumerate(strict):
+        name, key = json.dumps(json.dumps(tool.name)), json.dumps(json.dumps(tool_format.arguments))
+        head = rf'"{{" WS? {typed} "\"name\"" WS? ":" WS? {name} WS? "," WS? {key} WS? ":" WS?'
+        rules += [f'call_{i}: {head} arguments_{i} WS? "}}"', _arguments(i, tool)]
+    rules += [f"WS: /{WHITE_SPACE}/", r"REST: /(.|\n)*/"]  # of the token that ends the call
+    names = tuple(tool.name for tool in tools), tuple(tool.name for tool in strict)
+    within = WithinCalls(tool_format.name, *names, reasoning=reasoning, begins_inside=begins_inside)
+    return StructuredOutput(grammar="\n".join(rules), within=within)
+
+
+def _arguments(place: int, tool: Tool) -> str:
+    """The rule of a tool's arguments."""
+    schema = {**bounded(dict(tool.parameters)), "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+    return f"arguments_{place}: %json {json.dumps(schema)}"
 
 
 def _more(parallel: bool, another: str) -> str:
@@ -221,6 +254,13 @@ class ToolParser:
         self._is_told = False  # whether the call under way has had its first piece
         self._has_arguments = False
         self._out = ToolDelta()
+
+    @property
+    def open_call(self) -> tuple[str, str] | None:
+        """The tool of the call under way, and the call's text so far; None: no call is, or has named its tool yet."""
+        if self._state != self._in_call or not self._is_told or self._scanner.name is None:
+            return None
+        return self._scanner.name, self._scanner.raw
 
     def add(self, text: str) -> ToolDelta:
         """What new text of the output gives."""

@@ -22,7 +22,7 @@ from octavo.text.reasoning import (
     num_reasoning_tokens,
 )
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
-from octavo.text.tools import FORMATS, Tool, ToolParser, detect_format, forced_calls, read_tools
+from octavo.text.tools import FORMATS, Tool, ToolParser, detect_format, forced_calls, read_tools, strict_calls
 from octavo.text.turn import Turn
 
 TOOLS = [
@@ -356,6 +356,82 @@ def test_forced_calls_are_read_back(tokenizer: Tokenizer, name: str) -> None:
             value = json.loads(arguments)
             assert value["city"] in ("Rome", "Köln") if called == "get_weather" else isinstance(value["a"], int)
     assert num_complete > 0
+
+
+STRICT = [replace(TOOLS[0], strict=True), TOOLS[1]]  # get_weather in Rome or Köln; add takes what the model likes
+BEGUN = {
+    "hermes": 'Well. <tool_call>\n{"name": "%s", ',
+    "llama3": '{"name":"%s",',
+    "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}, {"name": "%s", ',
+}
+
+
+def written(tokenizer: Tokenizer, name: str, text: str, end: str, reasoning: str | None = None) -> str:
+    """What is drawn after the beginning of an output whose tools are those of STRICT, until it ends on `end`."""
+    form = strict_calls(FORMATS[name], STRICT, reasoning=reasoning, begins_inside=False)
+    assert form is not None
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    state = GrammarCompiler(tokenizer, [1]).compile(form).begin(ids)
+    assert not state.is_waiting
+    random = np.random.default_rng(3)
+    for _ in range(300):
+        logits = random.normal(size=tokenizer.vocab_size).astype(np.float32)
+        logits[1] += 9  # the end of the output, wherever it may come
+        state.mask(logits)
+        token_id = int(logits.argmax())
+        if token_id == 1:
+            break
+        ids.append(token_id)
+        state.append(token_id)
+        if tokenizer.decode(ids, skip_special_tokens=False).endswith(end):
+            break
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_call_of_a_strict_tool_is_held_to_its_schema_once_it_is_begun(tokenizer: Tokenizer, name: str) -> None:
+    text = BEGUN[name] % "get_weather"
+    whole = read([written(tokenizer, name, text, "nothing")], name)
+    called, arguments = whole.calls[-1]
+    assert called == "get_weather"
+    assert json.loads(arguments)["city"] in ("Rome", "Köln")
+    assert whole.has_calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Well. ",
+        'As JSON: {"name": "get_weather", ',
+        "Well. <tool_call>",
+        'Well. <tool_call>{"name": "add", ',
+        'Well. <tool_call>{"arguments": {}, "name": "get_weather"',
+        'Well. <tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}',
+        '<think>Maybe <tool_call>{"name": "get_weather", ',
+    ],
+)
+def test_what_is_no_call_of_a_strict_tool_is_free(tokenizer: Tokenizer, text: str) -> None:
+    """Any token may come, the end too."""
+    assert written(tokenizer, "hermes", text, "nothing", "think") == text
+
+
+def test_a_strict_call_is_followed_by_anything_and_held_again(tokenizer: Tokenizer) -> None:
+    first = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>\nAnd '
+    assert written(tokenizer, "hermes", first, "nothing") == first
+    again = first + '<tool_call>{"name": "get_weather", '
+    whole = read([written(tokenizer, "hermes", again, "nothing")], "hermes")
+    assert [name for name, _ in whole.calls] == ["get_weather"] * 2
+    assert json.loads(whole.calls[1][1])["city"] in ("Rome", "Köln")
+
+
+def test_strict_is_for_tools_that_say_so() -> None:
+    function = {"name": "f", "parameters": {"type": "object"}}
+    assert [tool.strict for tool in read_tools([{"type": "function", "function": function}])] == [False]
+    assert read_tools([{"type": "function", "function": {**function, "strict": True}}])[0].strict
+    with pytest.raises(RequestError, match="strict of tool f must be true or false"):
+        read_tools([{"type": "function", "function": {**function, "strict": "yes"}}])
+    assert strict_calls(FORMATS["hermes"], TOOLS, reasoning=None, begins_inside=False) is None
 
 
 def test_reasoning_that_the_prompt_opened(tokenizer: Tokenizer) -> None:
