@@ -18,6 +18,7 @@ from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.errors import RequestError
+from octavo.text.tools import FORMATS, Tool, ToolParser, strict_calls
 
 from .conftest import MakeLLM
 
@@ -212,3 +213,27 @@ def test_over_the_engine_process(tiny_folder: Path) -> None:
     with LLM(config=config) as llm:
         expected = tokens(llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS[:5]], wishes))
     asyncio.run(asyncio.wait_for(test(), 120))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_call_that_the_model_begins_is_held_where_its_tool_is_strict(demo: LLM, strict: bool) -> None:
+    """The model is shown calls with a field that the schema has not, and goes on in the same way as far as it may."""
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}}, "required": ["city"]}
+    tools = [Tool("get_weather", {**schema, "additionalProperties": False}, strict)]
+    shown = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "%s"}}\n</tool_call>'
+    messages = []
+    for town in ("Oslo", "Bern", "Lima", "Cairo"):
+        messages += [{"role": "user", "content": f"weather {town}"}, {"role": "assistant", "content": shown % town}]
+    messages.append({"role": "user", "content": "weather Quito"})
+    form = strict_calls(FORMATS["hermes"], tools, reasoning=None, begins_inside=False)
+    assert (form is not None) == strict
+    [output] = demo.chat(messages, SamplingParams(temperature=0, max_tokens=80, structured=form))  # type: ignore[arg-type]
+    [sample] = output.outputs
+    parser = ToolParser(FORMATS["hermes"], ["get_weather"])
+    parts = parser.add(sample.text).calls + parser.finish().calls
+    arguments = json.loads("".join(part.arguments for part in parts))
+    assert sample.finish_reason == "stop"
+    if strict:
+        jsonschema.validate(arguments, tools[0].parameters)
+    else:
+        assert arguments == {"town": "Quito"}
