@@ -18,6 +18,7 @@ constexpr int64_t kGrainProducts = 64 * 1024;
 constexpr int64_t kFewRows = 4;         // up to so many, reading the weights is all that counts
 constexpr int64_t kTileRowsAlign = 12;  // a multiple of every tile's rows
 static_assert(kUnitRows % kTileRowsAlign == 0);
+constexpr int64_t kBandBytes = 1 << 20;  // of inputs, half of the second cache of the processors that have tiles
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -37,13 +38,23 @@ int64_t rows_for(int64_t rows, int64_t elements) {
     return std::max<int64_t>(1, (rows + ranges - 1) / ranges);
 }
 
+// How rows are cut into units: how many a unit has at most, and what its rows are a multiple of.
+struct RowCut {
+    int64_t most, multiple;
+    bool bands;  // whether weights serve several units of rows one right after another
+};
+RowCut row_cut(const Kernels& k, int format) {
+    if (k.tiled && format == OCTAVO_FORMAT_BFLOAT16) return {kTiledUnitRows, kTwoTiles, true};
+    return {kUnitRows, kTileRowsAlign, false};
+}
+
 // unit(i, memory for its results) for each of `count`, of so many products each. False where there is no memory.
 template <class Unit>
 bool run_units(int64_t count, int64_t products, const Unit& unit) {
     const int64_t grain = std::max<int64_t>(1, kGrainProducts / std::max<int64_t>(1, products));
     std::atomic<bool> starved{false};
     parallel_for(count, grain, [&](int64_t begin, int64_t end) {
-        auto* scratch = static_cast<float*>(thread_scratch(size_t(kUnitRows * kUnitColumns) * sizeof(float)));
+        auto* scratch = static_cast<float*>(thread_scratch(size_t(kMostUnitRows * kUnitColumns) * sizeof(float)));
         if (scratch == nullptr) {
             starved.store(true, std::memory_order_relaxed);
             return;
@@ -77,11 +88,12 @@ Operand make_operand(void* memory, int64_t rows, const octavo_matrix& weight) {
 }
 
 bool multiply(Product& p) {
-    const auto kernel = kernels()->product;
+    const Kernels& k = *kernels();
     p.panel_bytes = panel_bytes(p.weight);
     const int64_t panels = num_panels(p.weight), cols = padded_cols(p.weight);
-    const int64_t blocks = (p.num_rows + kUnitRows - 1) / kUnitRows;
-    const int64_t block_rows = round_up((p.num_rows + blocks - 1) / blocks, kTileRowsAlign);
+    const RowCut cut = row_cut(k, p.weight.format);
+    const int64_t blocks = (p.num_rows + cut.most - 1) / cut.most;
+    const int64_t block_rows = round_up((p.num_rows + blocks - 1) / blocks, cut.multiple);
     // Units of two panels use each input twice. Where there are few, every thread gets as many panels, so that the
     // last of its units may be of one. Gate and up stay together, and so do the pairs that share a best result.
     const bool paired = p.weight.gated || p.finish == kBest;
@@ -91,12 +103,16 @@ bool multiply(Product& p) {
     const int64_t part_units = (part_panels + width - 1) / width, units = part_units * threads;
     p.num_units = (panels + 1) / 2;
     const int64_t products = std::min(block_rows, p.num_rows) * cols * width * kPanelColumns;
-    return run_units(blocks * units, products, [&](int64_t i, float* scratch) {
-        const int64_t row = i / units * block_rows, part = i % units / part_units;
-        const int64_t panel = part * part_panels + i % part_units * width;
+    // A band is blocks of rows whose inputs stay in the second cache while all weights pass by, a unit's at a time.
+    const int64_t fitting = cut.bands ? std::clamp<int64_t>(kBandBytes / (block_rows * cols * 2), 1, blocks) : 1;
+    const int64_t bands = (blocks + fitting - 1) / fitting, band_blocks = (blocks + bands - 1) / bands;
+    return run_units(bands * units * band_blocks, products, [&](int64_t i, float* scratch) {
+        const int64_t unit = i / band_blocks % units, block = i / (band_blocks * units) * band_blocks + i % band_blocks;
+        const int64_t row = block * block_rows, part = unit / part_units;
+        const int64_t panel = part * part_panels + unit % part_units * width;
         const int64_t last = std::min(panels, (part + 1) * part_panels);
         if (row >= p.num_rows || panel >= last) return;
-        kernel(p, scratch, row, std::min(block_rows, p.num_rows - row), panel, int(std::min(width, last - panel)));
+        k.product(p, scratch, row, std::min(block_rows, p.num_rows - row), panel, int(std::min(width, last - panel)));
     });
 }
 

@@ -85,6 +85,7 @@ void convert(const Convert& a, int64_t begin, int64_t end) {
 extern const Kernels kernels;
 const Kernels kernels = {
     OCTAVO_STRING(OCTAVO_ISA),
+    kTiled,
     product,
     prepare_rows,
     convert,

@@ -45,8 +45,13 @@ inline int64_t probe_products(int format, int64_t rounds, float* kept) {
         return kProbeSums * kLanes * 2;
     }
     if (format == OCTAVO_FORMAT_BFLOAT16) {
+#if defined(OCTAVO_TILES)
+        *kept = 0.0f;
+        return probe_tiles(rounds);
+#else
         *kept = probe_words<PairWord>(rounds, 0x3f803f80u);
         return kProbeSums * kLanes * 4;
+#endif
     }
     Ints sums[kProbeSums];
     for (int i = 0; i < kProbeSums; ++i) sums[i] = splat(int32_t(i));

@@ -8,6 +8,7 @@
 #include "numeric.h"
 #include "simd.h"
 #include "table.h"
+#include "tile_product.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -345,7 +346,11 @@ inline void multiply(const Product& p, float* c, int64_t row, int64_t rows, int6
     const int vectors = panels * kPanelVectors;
     switch (p.weight.format) {
         case OCTAVO_FORMAT_FLOAT32: return multiply_dense<FloatWord>(p, c, row, rows, w, vectors);
+#if defined(OCTAVO_TILES)
+        case OCTAVO_FORMAT_BFLOAT16: return multiply_on_tiles(p, c, row, rows, w, panels);
+#else
         case OCTAVO_FORMAT_BFLOAT16: return multiply_dense<PairWord>(p, c, row, rows, w, vectors);
+#endif
         case OCTAVO_FORMAT_INT8: return multiply_groups<Int8Codes>(p, c, row, rows, w, vectors);
         case OCTAVO_FORMAT_INT4: return multiply_groups<Int4Codes>(p, c, row, rows, w, vectors);
         default: return multiply_groups<Int4MinCodes>(p, c, row, rows, w, vectors);

@@ -84,6 +84,10 @@ constexpr int kPanelColumns = 32;                  // outputs of a packed panel
 constexpr int kGroup = 32;                         // inputs that share a scale
 constexpr int kUnitColumns = 2 * kPanelColumns;    // outputs of a unit of work at most
 constexpr int kUnitRows = 120;                     // rows of a unit at most: a multiple of every tile's rows
+constexpr int kTwoTiles = 32;                      // rows of two tiles of AMX, which share weights
+constexpr int kTiledUnitRows = 4 * kTwoTiles;      // rows of a unit at most, where tiles multiply
+constexpr int kMostUnitRows = kTiledUnitRows;      // of either
+static_assert(kMostUnitRows >= kUnitRows);
 
 // Rows of inputs as a product reads them: float, bfloat16, or int8 codes with a scale a group. Rows are padded with
 // zeros to whole groups.
@@ -164,6 +168,7 @@ struct LogitRow {
 
 struct Kernels {
     const char* name;
+    bool tiled;  // products of bfloat16 run on the tiles of AMX
     // One unit of a product: rows [row, row + rows), outputs of panels [panel, panel + panels).
     void (*product)(const Product&, float* scratch, int64_t row, int64_t rows, int64_t panel, int panels);
     void (*prepare)(const Prepare&, int64_t begin, int64_t end);  // rows

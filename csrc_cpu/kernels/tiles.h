@@ -13,6 +13,7 @@ namespace OCTAVO_ISA {
 #if defined(__AMX_TILE__)
 #define OCTAVO_TILES
 
+constexpr bool kTiled = true;
 constexpr int kTileHeight = 16;   // rows of a tile at most
 constexpr int kTileRowBytes = 64;  // bytes of a row at most: 16 floats, 32 bfloat16, 64 int8
 constexpr int kTileInputs = 32;    // bfloat16 of a row, which a product sums
@@ -95,6 +96,7 @@ OCTAVO_INLINE void dot_tiles_unsigned_signed() {
 
 #else
 
+constexpr bool kTiled = false;
 inline void release_tiles() {}
 
 #endif

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from octavo_cpu.native import NativeLibrary, find_native
 
 SELFCHECK = ROOT / "csrc_cpu" / "selfcheck"
 EMULATOR_OF = ("Linux", "x86_64")
+NUM_DECODER_TESTS = 4
 COMPILE = ["-std=c++20", "-O3", "-Wall", "-Wextra", "-Werror"]
 
 
@@ -71,3 +73,19 @@ def test_the_library_passes_its_own_check_on_tiles(
     checked, summary = run([program, library.path, CASES_FILE, isa, "3"], emulator)
     assert checked.startswith(f"{isa}: ")
     assert summary.startswith("0 of ")
+
+
+@pytest.mark.parametrize("isa", emulated())
+def test_the_decoder_keeps_rows_apart_on_tiles(isa: str, emulator: Path) -> None:
+    tests = ROOT / "tests" / "ops" / "test_cpu_rows.py"
+    lines = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests], emulator)
+    assert f"{NUM_DECODER_TESTS} passed" in lines[-1], f"{isa}: {lines[-1]}"
+
+
+@pytest.mark.parametrize("isa", emulated())
+def test_products_of_every_number_of_rows_on_tiles(isa: str, emulator: Path) -> None:
+    tests = ROOT / "tests" / "ops" / "test_cpu_linear.py"
+    lines = run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", f"{isa} and dense"], emulator
+    )
+    assert " passed" in lines[-1]
