@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,6 +125,26 @@ def test_an_engine_that_does_not_work_without_a_failed_request_ends(tiny_folder:
         await engine.stop()
 
     curse("kill=0")  # of which the proof is made too
+    asyncio.run(asyncio.wait_for(test(), 200))
+
+
+def test_the_next_process_has_the_first_one_s_weights() -> None:
+    """The demo's are packed, as long as nobody names a dtype: not so once a process has settled on one."""
+
+    async def test() -> None:
+        settings = {"num_threads": 1, "max_model_len": 256, "num_blocks_override": 16}
+        engine = await AsyncEngine.start(EngineConfig.of(model="demo", **settings))
+        calm = await collect(engine, PROMPTS[0], 12)
+        facts, process = engine.facts, engine._keeper.process
+        assert process is not None
+        under_way = asyncio.create_task(collect(engine, PROMPTS[0], 12))
+        os.kill(process.pid, signal.SIGKILL)
+        again = await under_way
+        assert again.outputs[0].token_ids == calm.outputs[0].token_ids
+        assert (await collect(engine, PROMPTS[0], 12)).outputs[0].token_ids == calm.outputs[0].token_ids
+        assert (engine.num_restarts, engine.facts) == (1, facts)
+        await engine.stop()
+
     asyncio.run(asyncio.wait_for(test(), 200))
 
 

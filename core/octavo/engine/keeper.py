@@ -66,6 +66,7 @@ class Keeper:
 
     def __init__(self, config: EngineConfig, history: History, *, stall_timeout: float) -> None:
         self.config = config
+        self._given = config  # what each process starts from: settings mean less once they all have values
         self.facts: dict[str, str] = {}
         self.memory: list[tuple[str, str]] = []
         self.requests = LiveRequests(history, self.send)
@@ -145,7 +146,7 @@ class Keeper:
         """Run one engine process after another, until one ends for good."""
         while self.state not in ("dead", "stopped"):
             process = EngineProcess(
-                self.config, max_requests=self.config.scheduler.max_num_seqs, stall_timeout=self._stall_timeout
+                self._given, max_requests=self.config.scheduler.max_num_seqs, stall_timeout=self._stall_timeout
             )
             self.process = process
             await process.start(self._take)
