@@ -63,9 +63,9 @@ class ModelConfig:
     )
     quantization: Literal["auto", "none", "int8", "int4"] = _setting(
         "auto",
-        "weights made small at load, in groups of 32: int8, or int4 with an int8 embedding and head; none: in dtype; "
-        "auto: in dtype where that is given, else as the checkpoint has them: GGUF's Q8_0, Q4_0 and Q4_1 stay packed "
-        "where the platform takes them",
+        "weights made small at load, in groups of 32: int8, or int4 with int8 for embedding, head and mlp.down; none: "
+        "in dtype; auto: in dtype where that is given, else as the checkpoint has them: GGUF's Q8_0, Q4_0 and Q4_1 "
+        "stay packed where the platform takes them",
     )
     calibration_file: str | None = _setting(
         None,

@@ -11,7 +11,8 @@ __all__ = ["DENSE", "NEEDS", "Precision", "Quantization", "told_weights"]
 
 Quantization = Literal["auto", "none", "int8", "int4"]
 
-# A setting -> the formats that a platform must take. 4 bits spoil an embedding and a head; they take 8.
+# A setting -> the formats that a platform must take. 4 bits spoil an embedding and a head, and cost most in the way
+# back of an MLP, whose inputs have the fewest large columns and the largest; they take 8.
 NEEDS: Mapping[str, tuple[str, ...]] = {"int8": ("int8",), "int4": ("int4", "int8")}
 
 
@@ -33,7 +34,7 @@ class Precision:
         """The format that floats become; None where they stay what they are."""
         if role == "float" or self.quantization in ("auto", "none"):
             return None
-        return "int8" if role == "table" else self.quantization
+        return "int8" if role in ("down", "table") else self.quantization
 
     def keeps(self, packed: str | None, role: str) -> bool:
         """Whether weights that are packed in a format stay as they are stored."""

@@ -12,8 +12,8 @@ __all__ = ["quantize"]
 CHUNK_GROUPS = 4096  # at a time, so that what lies between stays in the cache
 # Of the range of a group, tried for 4 bits: a smaller one rounds most numbers finer and cuts the largest off.
 SHRINKS = (1.0, 0.92, 0.84)
-# Where columns weigh differently, narrower ones may be right too, and codes of the first fit are fitted once more.
-WEIGHTED_SHRINKS, WEIGHTED_ROUNDS = (*SHRINKS, 0.75, 0.65), 2
+# Where columns count differently, narrower ones may be right too, and each fit is followed by fits to its own codes.
+WEIGHTED_SHRINKS, WEIGHTED_ROUNDS = (*SHRINKS, 0.75, 0.65), 3
 LEAST_IMPORTANCE = 1e-3  # of a column, in parts of the mean's: what no text showed may come all the same
 LARGEST = 65504.0  # float16
 TINY = 1e-30

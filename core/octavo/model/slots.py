@@ -56,7 +56,7 @@ class Slot:
         dtype: None for the weights' common dtype.
         norm: the norm whose weight it is, or None.
         role: what becomes of it in a quantised model: "float" stays as it is, "layer" takes the format that is asked
-            for, "table" (embedding and head) 8 bits.
+            for, "down" (an MLP's way back, not that of experts) and "table" (embedding and head) 8 bits.
 
     """
 
@@ -68,7 +68,7 @@ class Slot:
     optional: bool = False
     dtype: torch.dtype | None = None
     norm: Norm | None = None
-    role: Literal["float", "layer", "table"] = "float"
+    role: Literal["float", "layer", "down", "table"] = "float"
 
     @property
     def key(self) -> str:
@@ -157,7 +157,7 @@ def _norm(name: str, norm: Norm | None, size: int) -> Iterator[Slot]:
 def _mlp(at: str, mlp: Mlp, hidden: int) -> Iterator[Slot]:
     parts = (mlp.width, mlp.width) if mlp.gated else (mlp.width,)
     yield Slot(f"{at}up", (sum(parts), hidden), parts=parts, role="layer")
-    yield Slot(f"{at}down", (hidden, mlp.width), role="layer")
+    yield Slot(f"{at}down", (hidden, mlp.width), role="down")
 
 
 def _moe(at: str, moe: Moe, hidden: int) -> Iterator[Slot]:

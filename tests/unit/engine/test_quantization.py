@@ -88,7 +88,7 @@ def test_an_unknown_one_is_refused_where_it_is_given() -> None:
 
 @pytest.mark.parametrize(
     ("quantization", "told", "at_most"),
-    [("none", "float32: 17", 1.0), ("int8", "int8: 17", 0.3), ("int4", "int4 with mins: 16, int8: 1", 0.25)],
+    [("none", "float32: 17", 1.0), ("int8", "int8: 17", 0.3), ("int4", "int4 with mins: 12, int8: 5", 0.25)],
 )
 def test_a_worker_tells_of_its_weights_and_counts_them(
     quantization: str, told: str, at_most: float, model: NativeModel

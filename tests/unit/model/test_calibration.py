@@ -116,7 +116,7 @@ def found_on(case: str, folder: Path) -> tuple[Any, Mapping[str, torch.Tensor]]:
 def test_every_matrix_of_4_bits_has_its_columns(case: str, tmp_path: Path) -> None:
     """Also those of experts, biases, other residuals, learned positions and latent attention."""
     description, found = found_on(case, tmp_path)
-    wanted = {slot.name: slot.shape[-1] for slot in slots(description.spec) if slot.role == "layer"}
+    wanted = {slot.name: slot.shape[-1] for slot in slots(description.spec) if slot.role in ("layer", "down")}
     assert {name: len(squares) for name, squares in found.items() if name in wanted} == wanted
     assert all(bool((squares.isfinite() & (squares >= 0)).all()) for squares in found.values())
 
