@@ -71,6 +71,14 @@ def test_a_text_of_ones_own(folder: Path, tmp_path: Path) -> None:
         compare(config(folder), "octavo", str(tmp_path / "none"), WORKLOAD)
 
 
+def test_4_bits_fitted_to_a_text_of_ones_own(folder: Path, tmp_path: Path) -> None:
+    """The reference, which has no use for it, runs all the same."""
+    text = tmp_path / "text"
+    text.write_text("all work and no play " * 100)
+    found = compare(config(folder, quantization="int4", calibration_file=str(text)), "octavo", None, WORKLOAD)
+    assert "int4 with mins: " in found.precision
+
+
 FOUND = Comparison("r", "p", 10.0, 10.2, 2.0, 0.5, 200, 3, [0.4, 0.1, 0.02])
 
 

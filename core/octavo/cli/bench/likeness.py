@@ -18,7 +18,7 @@ from octavo.sampling_params import SamplingParams
 __all__ = ["Comparison", "Workload", "compare"]
 
 Floats = npt.NDArray[np.float64]
-REFERENCE = {"dtype": "float32", "kv_cache_dtype": "auto", "quantization": "none"}
+REFERENCE = {"dtype": "float32", "kv_cache_dtype": "auto", "quantization": "none", "calibration_file": None}
 
 
 @dataclass(frozen=True)

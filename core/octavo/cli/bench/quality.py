@@ -15,6 +15,8 @@ examples:
   octavo bench quality ./Llama-3.2-1B --quantization int8        8 bits beside the same model in float32
   octavo bench quality ./Llama-3.2-1B --quantization int4 --max-perplexity 5
                                                                  exit code 1 where perplexity grows by over 5%
+  octavo bench quality ./Llama-3.2-1B --quantization int4 --calibration-file mine.txt --text other.txt
+                                                                 fitted to a text of your kind, judged by another
   octavo bench quality ./Llama-3.2-1B --dtype bfloat16 --reference transformers --max-gap 0.1
 
 what is shown:
