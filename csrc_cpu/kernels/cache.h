@@ -28,20 +28,11 @@ OCTAVO_INLINE Floats load_part(const Float16* p, int) {
 template <int P>
 OCTAVO_INLINE Floats load_part(const BFloat16* p, int part) {
     if constexpr (P == 1) return load(p);
-    Words x;
-    std::memcpy(&x, p, sizeof x);
-    return (Floats)(x << (16 - 16 * part) & 0xffff0000u);
+    return (Floats)(load_words(p) << (16 - 16 * part) & 0xffff0000u);
 }
 template <int P>
 OCTAVO_INLINE Floats load_part(const Int8* p, int part) {
-    Words x;
-    std::memcpy(&x, p, sizeof x);
-    const Ints number = (Ints)(x << (24 - 8 * part)) >> 24;
-#if defined(__AVX512F__)
-    return (Floats)_mm512_cvtepi32_ps((__m512i)number);
-#else
-    return __builtin_convertvector(number, Floats);
-#endif
+    return to_floats((Ints)(load_words(p) << (24 - 8 * part)) >> 24);
 }
 
 // What a tile's chunks have in common.

@@ -33,11 +33,7 @@ OCTAVO_INLINE void store_codes(const Operand& to, int64_t row, int64_t group, co
     for (int v = 0; v < kGroupVectorCount; ++v) {
         const Ints code = inverse == 0.0f ? Ints{} : round_to_ints(x[v] * inverse);
         code_sum += code;
-#if defined(__AVX512F__)
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + v * kLanes), _mm512_cvtepi32_epi8((__m512i)code));
-#else
-        for (int i = 0; i < kLanes; ++i) codes[v * kLanes + i] = int8_t(code[i]);
-#endif
+        store_bytes(codes + v * kLanes, code);
     }
     to.scales[row * to.groups + group] = scale;
     to.starts[row * to.groups + group] = to.start_factor * sum(code_sum);

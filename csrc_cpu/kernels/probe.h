@@ -6,11 +6,7 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-#if defined(__AVX512F__)
-constexpr int kProbeSums = 24;
-#else
-constexpr int kProbeSums = 10;
-#endif
+constexpr int kProbeSums = kRegisters == 32 ? 24 : 10;
 
 // Reads a range once. What it returns only keeps the reads from being dropped.
 inline uint32_t probe_read(const void* memory, int64_t bytes) {

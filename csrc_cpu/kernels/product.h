@@ -29,23 +29,6 @@ static_assert(kUnitRows % kDenseRows == 0 && kUnitRows % kGroupRows == 0, "a uni
 // Inputs of a dense product are summed in spans: the weights of a span stay in the second cache while rows pass by.
 constexpr int64_t kSpanWords = 1536;
 
-OCTAVO_INLINE Words load_words(const void* p) {
-    Words x;
-    std::memcpy(&x, p, sizeof x);
-    return x;
-}
-OCTAVO_INLINE Words splat_word(const void* p) {
-    uint32_t word;
-    std::memcpy(&word, p, sizeof word);
-#if defined(__AVX512F__)
-    return (Words)_mm512_set1_epi32(int(word));
-#elif defined(__AVX2__)
-    return (Words)_mm256_set1_epi32(int(word));
-#else
-    return splat(word);
-#endif
-}
-
 // A word is a float.
 struct FloatWord {
     static OCTAVO_INLINE Floats dot(Floats sum, Words x, Words w) { return fma((Floats)x, (Floats)w, sum); }
@@ -53,50 +36,8 @@ struct FloatWord {
 
 // A word is a pair of bfloat16, the first in the low bits.
 struct PairWord {
-    static OCTAVO_INLINE Floats dot(Floats sum, Words x, Words w) {
-#if defined(__AVX512BF16__)
-        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
-#else
-        sum = fma((Floats)(x << 16), (Floats)(w << 16), sum);
-        return fma((Floats)(x & 0xffff0000u), (Floats)(w & 0xffff0000u), sum);
-#endif
-    }
+    static OCTAVO_INLINE Floats dot(Floats sum, Words x, Words w) { return dot_pairs(sum, x, w); }
 };
-
-// sum + products of four unsigned codes of w and four signed ones of x.
-OCTAVO_INLINE Ints dot_quads(Ints sum, Words w, Words x) {
-#if defined(__AVX512VNNI__)
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
-#elif defined(__AVX512F__)
-    const __m512i low = _mm512_set1_epi16(0xff), u = (__m512i)w, s = (__m512i)x;
-    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(u, low), _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8));
-    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(u, 8), _mm512_srai_epi16(s, 8));
-    return sum + (Ints)even + (Ints)odd;
-#elif defined(__AVX2__)
-    const __m256i low = _mm256_set1_epi16(0xff), u = (__m256i)w, s = (__m256i)x;
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, low), _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
-    return sum + (Ints)even + (Ints)odd;
-#elif defined(__SSE4_2__)
-    const __m128i low = _mm_set1_epi16(0xff), u = (__m128i)w, s = (__m128i)x;
-    const __m128i even = _mm_madd_epi16(_mm_and_si128(u, low), _mm_srai_epi16(_mm_slli_epi16(s, 8), 8));
-    const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(u, 8), _mm_srai_epi16(s, 8));
-    return sum + (Ints)even + (Ints)odd;
-#else
-    for (int i = 0; i < 4; ++i) sum += (Ints)(w >> (8 * i) & 255u) * ((Ints)(x << (24 - 8 * i)) >> 24);
-    return sum;
-#endif
-}
-
-OCTAVO_INLINE Floats to_floats(Ints x) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_cvtepi32_ps((__m512i)x);
-#elif defined(__AVX2__)
-    return (Floats)_mm256_cvtepi32_ps((__m256i)x);
-#else
-    return __builtin_convertvector(x, Floats);
-#endif
-}
 
 struct Int8Codes {
     static constexpr int kOffset = 128, kCodeBytes = kGroup * kPanelColumns;

@@ -9,11 +9,7 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 // Rows and vectors of one register block.
-#if defined(__AVX512F__)
-constexpr int kRows = 6, kVectors = 4;
-#else
-constexpr int kRows = 6, kVectors = 2;
-#endif
+constexpr int kRows = 6, kVectors = kRegisters == 32 ? 4 : 2;
 constexpr int kPanel = kVectors * kLanes;
 
 static_assert(kChunk % kPanel == 0, "a chunk is whole panels");
@@ -127,14 +123,14 @@ void value_rows(int rows, const float* p, const ValueRows<T>& values, int64_t of
 template <int P, class T, class F>
 void value_columns(int vectors, int rows, const float* p, const ValueRows<T>& values, int64_t offset, int first,
                    int last, float* o, int64_t o_stride, F& fetch) {
-    switch (vectors) {
-        case 1: return value_rows<1, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
-#if defined(__AVX512F__)
-        case 2: return value_rows<2, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
-        case 3: return value_rows<3, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
-#endif
-        default: return value_rows<kVectors, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
+    if constexpr (kVectors > 2) {
+        switch (vectors) {
+            case 2: return value_rows<2, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
+            case 3: return value_rows<3, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
+        }
     }
+    if (vectors == 1) return value_rows<1, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
+    value_rows<kVectors, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
 }
 
 }  // namespace OCTAVO_ISA
