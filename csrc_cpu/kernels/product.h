@@ -39,16 +39,18 @@ struct PairWord {
     static OCTAVO_INLINE Floats dot(Floats sum, Words x, Words w) { return dot_pairs(sum, x, w); }
 };
 
+// kStarted: sums of a group start at minus the offset times the sum of its inputs.
 struct Int8Codes {
     static constexpr int kOffset = 128, kCodeBytes = kGroup * kPanelColumns;
-    static constexpr bool kMinima = false;
+    static constexpr bool kMinima = false, kStarted = !kSignedQuads;
     static OCTAVO_INLINE Words quad(const char* group, int q, int column) {
-        return load_words(group + (q * kPanelColumns + column) * 4);
+        const Words codes = load_words(group + (q * kPanelColumns + column) * 4);
+        return kSignedQuads ? codes ^ 0x80808080u : codes;
     }
 };
 struct Int4Codes {
     static constexpr int kOffset = 8, kCodeBytes = kGroup * kPanelColumns / 2;
-    static constexpr bool kMinima = false;
+    static constexpr bool kMinima = false, kStarted = true;
     static OCTAVO_INLINE Words quad(const char* group, int q, int column) {
         const Words both = load_words(group + (q % 4 * kPanelColumns + column) * 4);
         return (q < 4 ? both : both >> 4) & 0x0f0f0f0fu;
@@ -56,7 +58,7 @@ struct Int4Codes {
 };
 struct Int4MinCodes : Int4Codes {
     static constexpr int kOffset = 0;
-    static constexpr bool kMinima = true;
+    static constexpr bool kMinima = true, kStarted = false;
 };
 
 template <class Codes>
@@ -155,7 +157,7 @@ void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t pan
         Ints dots[R][V];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const Ints start = Codes::kMinima ? Ints{} : (Ints)splat_word(starts.at(r, g));
+            const Ints start = Codes::kStarted ? (Ints)splat_word(starts.at(r, g)) : Ints{};
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) dots[r][v] = start;
         }

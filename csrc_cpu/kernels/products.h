@@ -123,14 +123,14 @@ void value_rows(int rows, const float* p, const ValueRows<T>& values, int64_t of
 template <int P, class T, class F>
 void value_columns(int vectors, int rows, const float* p, const ValueRows<T>& values, int64_t offset, int first,
                    int last, float* o, int64_t o_stride, F& fetch) {
-    if constexpr (kVectors > 2) {
-        switch (vectors) {
-            case 2: return value_rows<2, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
-            case 3: return value_rows<3, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
-        }
+    switch (vectors) {
+        case 1: return value_rows<1, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
+        case 2: return value_rows<2, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
+        case 3:
+            if constexpr (kVectors > 3) return value_rows<3, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
+            [[fallthrough]];
+        default: return value_rows<kVectors, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
     }
-    if (vectors == 1) return value_rows<1, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
-    value_rows<kVectors, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
 }
 
 }  // namespace OCTAVO_ISA
