@@ -22,7 +22,7 @@ from octavo.structured_output import StructuredOutput, WithinCalls
 from octavo.text.reasoning import REASONING_FORMATS, ReasoningParser
 from octavo.text.schema import ANY_OBJECT, WHITE_SPACE, bounded
 from octavo.text.tokenizer import Tokenizer
-from octavo.text.tools import FORMATS, ToolParser
+from octavo.text.tools import FORMATS, ToolParser, heads_of
 
 __all__ = ["CompiledGrammar", "GrammarCompiler", "GrammarState"]
 
@@ -213,12 +213,24 @@ class GrammarCompiler:
     def _matcher(self, structured: StructuredOutput) -> llguidance.LLMatcher:
         vocabulary = self._loaded_vocabulary()
         matcher = llguidance.LLMatcher(vocabulary, _source(structured), log_level=0, limits=self._limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # much of the work is put off until here
-        if matcher.is_error():
-            kind = structured.kind
-            raise RequestError(f"the {kind} cannot be used: {_reason(matcher)}", kind)
+        begun = [matcher]
+        if structured.within is not None and not matcher.is_error():
+            begun += [self._begun(matcher, head) for head in heads_of(structured.within)]
+        for each in begun:
+            if not each.is_error():
+                each.compute_bitmask()  # much of the work is put off until here
+            if each.is_error():
+                kind = structured.kind
+                raise RequestError(f"the {kind} cannot be used: {_reason(each)}", kind)
         return matcher
+
+    def _begun(self, matcher: llguidance.LLMatcher, text: str) -> llguidance.LLMatcher:
+        """The form after a text that begins it, and a brace where one may come: there a schema has most to ask."""
+        copy, vocabulary = matcher.deep_copy(), self._loaded_vocabulary()
+        copy.consume_tokens(vocabulary.tokenize_bytes(text.encode()))
+        if not copy.is_error():
+            copy.try_consume_tokens(vocabulary.tokenize_bytes(b"{"))
+        return copy
 
     def _loaded_vocabulary(self) -> llguidance.LLTokenizer:
         with self._vocabulary_lock:

@@ -26,6 +26,7 @@ __all__ = [
     "ToolParser",
     "detect_format",
     "forced_calls",
+    "heads_of",
     "read_tools",
     "strict_calls",
 ]
@@ -165,7 +166,7 @@ def forced_calls(
     end = f' "\\n" {_marker(tool_format.end, tokenizer)}' if tool_format.end else ""
     rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
-        head = json.dumps(f'{{"name": "{tool.name}", "{tool_format.arguments}": ')
+        head = json.dumps(_head(tool_format, tool.name))
         rules += [f'call_{i}: {head} arguments_{i} "}}"', _arguments(i, tool)]
     if tool_format.is_list:
         more = _more(parallel, '", " call')
@@ -199,6 +200,15 @@ def strict_calls(
     names = tuple(tool.name for tool in tools), tuple(tool.name for tool in strict)
     within = WithinCalls(tool_format.name, *names, reasoning=reasoning, begins_inside=begins_inside)
     return StructuredOutput(grammar="\n".join(rules), within=within)
+
+
+def heads_of(within: WithinCalls) -> list[str]:
+    """How calls of the strict tools begin, up to the arguments."""
+    return [_head(FORMATS[within.tool_format], name) for name in within.strict]
+
+
+def _head(tool_format: ToolFormat, name: str) -> str:
+    return f'{{"name": "{name}", "{tool_format.arguments}": '
 
 
 def _arguments(place: int, tool: Tool) -> str:

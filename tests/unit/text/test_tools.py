@@ -425,6 +425,16 @@ def test_a_strict_call_is_followed_by_anything_and_held_again(tokenizer: Tokeniz
     assert json.loads(whole.calls[1][1])["city"] in ("Rome", "Köln")
 
 
+def test_a_strict_tool_whose_schema_is_too_much_is_refused_before_any_call(tokenizer: Tokenizer) -> None:
+    patterns = {f"p{i}": {"type": "string", "pattern": "^(a|b|ab)*c{1,50}$"} for i in range(500)}
+    tool = Tool("wide", {"type": "object", "properties": patterns}, strict=True)
+    form = strict_calls(FORMATS["hermes"], [tool], reasoning=None, begins_inside=False)
+    assert form is not None
+    with pytest.raises(RequestError, match="the grammar cannot be used") as caught:
+        GrammarCompiler(tokenizer, [1]).compile(form)
+    assert caught.value.param == "grammar"
+
+
 def test_strict_is_for_tools_that_say_so() -> None:
     function = {"name": "f", "parameters": {"type": "object"}}
     assert [tool.strict for tool in read_tools([{"type": "function", "function": function}])] == [False]
