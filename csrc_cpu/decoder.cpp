@@ -6,6 +6,7 @@
 
 #include "attend.h"
 #include "isa.h"
+#include "latent.h"
 #include "linear.h"
 #include "moe.h"
 #include "pack.h"
@@ -42,6 +43,15 @@ int64_t mixture_bytes(const octavo_decoder& d, int64_t tokens) {
     return bytes;
 }
 
+// Of the largest latent attention.
+int64_t latent_bytes_of(const octavo_decoder& d, int64_t tokens) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < d.num_layers; ++i) {
+        if (d.layers[i].latent) bytes = std::max(bytes, latent_bytes(*d.layers[i].latent, tokens));
+    }
+    return bytes;
+}
+
 // What the MLP of a layer reads: `up` alone, or what a mixture does.
 struct MlpInputs {
     Operand up;
@@ -51,7 +61,7 @@ struct MlpInputs {
 // What a step keeps of its tokens. Operands take the widest of their formats.
 struct Buffers {
     float *stream, *branch, *qkv, *kept;
-    void *normed, *normed_mlp, *normed_router, *normed_shared, *narrow, *attended, *middle, *last, *moe;
+    void *normed, *normed_mlp, *normed_router, *normed_shared, *normed_query, *narrow, *attended, *middle, *last, *moe, *latent;
     float* best_values;
     int32_t* best_ids;
 
@@ -67,12 +77,15 @@ struct Buffers {
         narrow = space.take(tokens * widths.qkv * dtype_bytes(d.dtype));
         normed = operand(tokens, d.hidden);
         normed_mlp = operand(tokens, d.hidden);
-        attended = space.take(tokens * widths.attended * dtype_bytes(d.dtype));
+        attended = space.take(tokens * widths.attended * 4);
         middle = operand(tokens, std::max(widths.middle, widths.attended));
         const int64_t mixed = mixture_bytes(d, tokens);
         normed_router = mixed ? operand(tokens, d.hidden) : nullptr;
         normed_shared = mixed ? operand(tokens, d.hidden) : nullptr;
         moe = space.take(mixed);
+        const int64_t latent_space = latent_bytes_of(d, tokens);
+        normed_query = latent_space ? operand(tokens, d.hidden) : nullptr;
+        latent = space.take(latent_space);
         kept = space.take<float>(rows * d.hidden * 4);
         last = operand(rows, d.hidden);
         const int64_t units = (num_panels(d.head) + 1) / 2;
@@ -128,7 +141,7 @@ private:
         // In a parallel layer the MLP reads the stream as attention did, before anything is added.
         MlpInputs inputs = {};
         if (parallel) inputs = mlp_inputs(l, l.residual == OCTAVO_PARALLEL_SHARED_NORM ? l.attn_pre : l.mlp_pre);
-        const int status = attention(l, normed(l.attn_pre, l.qkv, b_.normed));
+        const int status = l.latent ? latent_attention(l) : attention(l, normed(l.attn_pre, l.qkv, b_.normed));
         if (status != OCTAVO_OK) return status;
         if (!parallel) inputs = mlp_inputs(l, l.mlp_pre);
         return l.moe ? mixture(l, inputs.moe) : mlp(l, inputs.up);
@@ -188,6 +201,19 @@ private:
         if (status != OCTAVO_OK) return status;
         if (!as_it_is) convert({b_.attended, l.o.cols, l.o.cols, g.dtype, attended}, s_.num_tokens);
         return add_branch(l.o, attended, l.attn_post, l.residual_scale);
+    }
+
+    int latent_attention(const octavo_layer& l) {
+        const octavo_latent& latent = *l.latent;
+        const octavo_matrix& first = latent.q_a.data ? latent.q_a : latent.q;
+        const LatentInputs inputs = {normed(l.attn_pre, first, b_.normed_query),
+                                     normed(l.attn_pre, latent.kv_a, b_.normed)};
+        auto* const attended = static_cast<float*>(b_.attended);
+        const int status = attend_latent(l, s_.groups[l.group], s_.positions, inputs, b_.latent, attended);
+        if (status != OCTAVO_OK) return status;
+        const Operand x = make_operand(b_.middle, s_.num_tokens, l.o);
+        convert({attended, l.o.cols, l.o.cols, OCTAVO_FLOAT32, x}, s_.num_tokens);
+        return add_branch(l.o, x, l.attn_post, l.residual_scale);
     }
 
     int mlp(const octavo_layer& l, const Operand& input) {
@@ -255,12 +281,12 @@ private:
 
     Operand normed(const octavo_norm& norm, const octavo_matrix& weight, void* memory) const {
         const Operand to = make_operand(memory, s_.num_tokens, weight);
-        prepare({b_.stream, d_.hidden, d_.hidden, norm, to, nullptr, false, 1.0f}, s_.num_tokens);
+        prepare({b_.stream, d_.hidden, d_.hidden, norm, to, nullptr, 0, false, 1.0f}, s_.num_tokens);
         return to;
     }
 
     void norm_to(const float* x, const octavo_norm& norm, float* out, bool add, float scale, int64_t rows) const {
-        prepare({x, d_.hidden, d_.hidden, norm, {}, out, add, scale}, rows);
+        prepare({x, d_.hidden, d_.hidden, norm, {}, out, d_.hidden, add, scale}, rows);
     }
 
     const octavo_decoder& d_;

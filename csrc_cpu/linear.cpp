@@ -87,6 +87,16 @@ Operand make_operand(void* memory, int64_t rows, const octavo_matrix& weight) {
     return x;
 }
 
+Operand rows_from(const Operand& x, int64_t row) {
+    Operand from = x;
+    from.data = static_cast<char*>(x.data) + row * x.stride * element_bytes(x.format);
+    if (x.scales) {
+        from.scales += row * x.groups;
+        from.starts += row * x.groups;
+    }
+    return from;
+}
+
 bool multiply(Product& p) {
     const Kernels& k = *kernels();
     p.panel_bytes = panel_bytes(p.weight);
@@ -138,6 +148,7 @@ bool multiply_each(Product& p, const std::vector<Segment>& segments) {
         const int64_t panel = i % units * 2;
         Product own = p;
         own.weight = block.segment->weight;
+        if (block.segment->out) own.out = block.segment->out - block.segment->begin * p.out_stride;
         kernel(own, scratch, block.row, block.rows, panel, int(std::min<int64_t>(2, panels - panel)));
     });
 }

@@ -13,6 +13,8 @@ int operand_format(const octavo_matrix& weight);
 // the inputs of a matrix.
 int64_t operand_bytes(int64_t rows, int64_t size, int format);
 Operand make_operand(void* memory, int64_t rows, const octavo_matrix& weight);
+// Its rows from one on.
+Operand rows_from(const Operand& x, int64_t row);
 
 // Runs a product whose x, weight, num_rows, finish and outputs are set. False where there is no memory.
 bool multiply(Product& p);
@@ -21,6 +23,7 @@ bool multiply(Product& p);
 struct Segment {
     octavo_matrix weight;
     int64_t begin, end;
+    float* out = nullptr;  // of the first of them; null: where the product's row `begin` is
 };
 // The same, of segments whose matrices have one shape and format.
 bool multiply_each(Product& p, const std::vector<Segment>& segments);

@@ -165,6 +165,19 @@ typedef struct octavo_norm {
 enum octavo_residual { OCTAVO_SEQUENTIAL = 0, OCTAVO_PARALLEL = 1, OCTAVO_PARALLEL_SHARED_NORM = 2 };
 enum octavo_qk_norm_over { OCTAVO_OVER_HEAD = 0, OCTAVO_OVER_EACH_HEAD = 1, OCTAVO_OVER_ALL_HEADS = 2 };
 
+// Latent attention (MLA). The matrices of head h are those of the first, h * *_bytes further.
+typedef struct octavo_latent {
+    octavo_matrix q_a;  // [q_rank, hidden], or none: q reads the stream
+    octavo_norm q_a_norm;
+    octavo_matrix q;     // [num_heads * (nope_size + rope_size), q_rank or hidden]
+    octavo_matrix kv_a;  // [rank + rope_size, hidden]
+    octavo_norm kv_a_norm;
+    octavo_matrix to_latent;    // [rank, nope_size]: a head's keys, to the side of the query
+    octavo_matrix from_latent;  // [value_size, rank]: its values
+    int64_t to_latent_bytes, from_latent_bytes;
+    int32_t num_heads, rank, nope_size, rope_size;
+} octavo_latent;
+
 enum octavo_score { OCTAVO_SCORE_SOFTMAX = 0, OCTAVO_SCORE_SIGMOID = 1 };
 
 // A mixture of experts. The matrices of expert e are those of the first, e * *_bytes further, and so are their biases,
@@ -188,7 +201,8 @@ typedef struct octavo_moe {
 typedef struct octavo_layer {
     octavo_norm attn_pre, attn_post, mlp_pre, mlp_post, q_norm, k_norm;
     octavo_matrix qkv, o, up, down;
-    const octavo_moe* moe;  // in place of up and down, or null
+    const octavo_latent* latent;  // in place of qkv, or null
+    const octavo_moe* moe;        // in place of up and down, or null
     const float* cos_sin;  // [num_positions][rotary_dim]: cosines, then sines; null: no rotation
     const float* sinks;    // [num_heads] or null
     void* cache;           // of the layer, as octavo_write_kv has it

@@ -38,7 +38,7 @@ inline void prepare_rows(const Prepare& a, int64_t begin, int64_t end) {
             store_row(a.to, row, a.hidden, value);
             continue;
         }
-        float* out = a.out + row * a.hidden;
+        float* out = a.out + row * a.out_stride;
         for (int64_t at = 0; at < a.hidden; at += kLanes) {
             const int64_t n = smaller<int64_t>(kLanes, a.hidden - at);
             const Floats y = value(at, n);

@@ -135,6 +135,7 @@ struct Prepare {
     octavo_norm norm;
     Operand to;    // or
     float* out;    // [rows][hidden], then += scale * norm where `add`
+    int64_t out_stride;
     bool add;
     float scale;
 };

@@ -4,64 +4,42 @@ T tokens of a step, R rows that are asked for, H hidden size, V vocabulary.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from octavo.contract import (
-    Attention,
     AttentionBatch,
-    AttentionSpec,
     CompileRequest,
     KVCache,
     Layer,
     Mlp,
-    Moe,
-    Norm,
     ProgramCosts,
-    QuantizedWeight,
-    Rope,
     RowMode,
     Rows,
     StepBatch,
     StepOutput,
     Support,
-    Weight,
 )
-from octavo.contract.rope import rope_table
 from octavo.contract.row_outputs import row_outputs
 from octavo_cpu.attention import NativeAttention, NativeCache, geometry_of
-from octavo_cpu.matrix import PackedMatrix, pack, packed_bytes
+from octavo_cpu.build import Builder
 from octavo_cpu.memory import zeros
-from octavo_cpu.native import DTYPES, NativeLibrary
+from octavo_cpu.native import NativeLibrary
 from octavo_cpu.ops import ACTIVATIONS, GATED_ACTIVATIONS
 from octavo_cpu.structures import (
     ON_LAYER,
     AttentionGeometry,
-    DecoderStruct,
-    LayerStruct,
-    MatrixStruct,
-    MoeStruct,
-    NormStruct,
     StepStruct,
 )
 
 __all__ = ["NativeProgram", "can_compile"]
 
-T = TypeVar("T")
-
 _GREEDY = bytes([RowMode.GREEDY])
 _LONG_STEP = 64  # tokens
 _NEVER = ON_LAYER()
-
-_NORMS = {"rms": 1, "layer": 2}
-_RESIDUALS = {"sequential": 0, "parallel": 1, "parallel_shared_norm": 2}
-_SCORES = {"softmax": 0, "sigmoid": 1}
-_QK_NORMS = {"head": 0, "each_head": 1, "all_heads": 2}
 
 
 def can_compile(library: NativeLibrary, request: CompileRequest) -> Support:
@@ -81,8 +59,6 @@ def can_compile(library: NativeLibrary, request: CompileRequest) -> Support:
 
 def _missing(layer: Layer) -> Iterator[str]:
     """What the native decoder lacks for a layer."""
-    if not isinstance(layer.attn, Attention):
-        yield "latent attention"
     for mlp in _mlps(layer):
         known = GATED_ACTIVATIONS if mlp.gated else ACTIVATIONS
         if mlp.activation not in known:
@@ -108,7 +84,7 @@ class NativeProgram:
         self._library = library
         self._vocab_size = spec.vocab_size
         self._hidden_size = spec.hidden_size
-        build = _Builder(library, request)
+        build = Builder(library, request)
         self._decoder = build.decoder()
         self._layers = build.layers
         self._costs = build.costs()
@@ -247,236 +223,3 @@ def _place(geometry: AttentionGeometry, batch: AttentionBatch) -> None:
     geometry.block_table = table.data_ptr()
     geometry.block_table_stride = table.stride(0) if len(table) > 1 else table.shape[1]
     geometry.slots = batch.slot_mapping.data_ptr()
-
-
-class _Builder:
-    """Fills the structures of a decoder, and keeps alive what they point to."""
-
-    def __init__(self, library: NativeLibrary, request: CompileRequest) -> None:
-        self.keep: list[object] = []
-        self.places: list[tuple[int, int]] = []  # of each layer: its group, and its index there
-        self._library = library
-        self._request = request
-        self._weights: Mapping[str, Weight] = request.weights
-        self._tables: dict[Rope, torch.Tensor] = {}
-        self._matrices: dict[str, PackedMatrix] = {}
-        self.layers = (LayerStruct * len(request.spec.layers))()
-
-    def decoder(self) -> DecoderStruct:
-        """The whole of it."""
-        spec = self._request.spec
-        self._pack()
-        counts = [0] * len(self._request.attention)
-        for i, layer in enumerate(spec.layers):
-            group = _group_of(layer, self._request.attention)
-            self.places.append((group, counts[group]))
-            counts[group] += 1
-            self._fill(self.layers[i], f"layers.{i}", layer, group)
-        decoder = DecoderStruct(
-            embedding=self._matrix("embedding"),
-            head=self._matrix("embedding" if spec.tied_embeddings else "head"),
-            layers=self.layers,
-            num_layers=len(spec.layers),
-            hidden=spec.hidden_size,
-            # Rounded as the weights are: models that scale embeddings were trained with the rounded factor.
-            embedding_scale=torch.tensor(spec.embedding_scale, dtype=self._request.dtype).item(),
-            logit_scale=spec.logit_scale,
-            logit_softcap=spec.logit_softcap or 0.0,
-            dtype=DTYPES[self._request.dtype],
-            embedding_norm=self._norm("embedding_norm", spec.embedding_norm),
-            final_norm=self._norm("final_norm", spec.final_norm),
-        )
-        if spec.positions:
-            table = self._kept(_dense(self._weights["positions"]).float().contiguous())
-            decoder.positions = table.data_ptr()
-            decoder.num_positions = len(table)
-            decoder.position_offset = spec.positions.offset
-        self.keep.append(self._matrices)
-        return decoder
-
-    def costs(self) -> ProgramCosts:
-        """Of the matrices that were packed."""
-        tied = self._request.spec.tied_embeddings
-        head = self._matrices["embedding" if tied else "head"]
-        layers = [matrix for name, matrix in self._matrices.items() if name.startswith("layers.")]
-        return ProgramCosts(
-            layer_bytes=sum(matrix.num_bytes for matrix in layers),
-            head_bytes=head.num_bytes,
-            layer_dtype=layers[0].input_dtype if layers else self._request.dtype,
-            head_dtype=head.input_dtype,
-            attention_dtype=self._request.dtype,
-        )
-
-    def _fill(self, struct: LayerStruct, at: str, layer: Layer, group: int) -> None:
-        attn, mlp = layer.attn, layer.mlp
-        assert isinstance(attn, Attention)
-        for name in ("attn_pre", "attn_post", "mlp_pre", "mlp_post"):
-            setattr(struct, name, self._norm(f"{at}.{name}", getattr(layer, name)))
-        if attn.qk_norm:
-            struct.q_norm = self._norm(f"{at}.attn.q_norm", attn.qk_norm.norm)
-            struct.k_norm = self._norm(f"{at}.attn.k_norm", attn.qk_norm.norm)
-            struct.qk_norm_over = _QK_NORMS[attn.qk_norm.over]
-        struct.qkv = self._matrix(f"{at}.attn.qkv")
-        struct.o = self._matrix(f"{at}.attn.o")
-        if isinstance(mlp, Moe):
-            struct.moe = ctypes.pointer(self._kept(self._moe(at, mlp)))
-        else:
-            struct.up = self._matrix(f"{at}.mlp.up")
-            struct.down = self._matrix(f"{at}.mlp.down")
-            struct.activation = _activation(mlp)
-        if attn.rope:
-            struct.cos_sin = self._rope(attn.rope).data_ptr()
-            struct.num_positions = len(self._rope(attn.rope))
-            struct.rotary_dim = attn.rope.rotary_dim
-            struct.interleaved = int(attn.rope.interleaved)
-        if attn.sinks:
-            struct.sinks = self._kept(_dense(self._weights[f"{at}.attn.sinks"]).float().contiguous()).data_ptr()
-        struct.group = group
-        struct.qkv_clip = attn.qkv_clip or 0.0
-        struct.residual = _RESIDUALS[layer.residual]
-        struct.residual_scale = layer.residual_scale
-
-    def _moe(self, at: str, moe: Moe) -> MoeStruct:
-        up, down = self._matrices[f"{at}.moe.up"], self._matrices[f"{at}.moe.down"]
-        struct = MoeStruct(
-            router=self._matrix(f"{at}.moe.router"),
-            up=up.struct,
-            down=down.struct,
-            up_bytes=up.num_bytes // moe.num_experts,
-            down_bytes=down.num_bytes // moe.num_experts,
-            num_experts=moe.num_experts,
-            top_k=moe.top_k,
-            score=_SCORES[moe.score],
-            renormalize=int(moe.renormalize),
-            scale=moe.scale,
-            activation=_activation(moe.expert),
-        )
-        if (correction := self._weights.get(f"{at}.moe.correction")) is not None:
-            struct.correction = self._kept(_dense(correction).float().contiguous()).data_ptr()
-        if moe.groups:
-            struct.num_groups = moe.groups.num_groups
-            struct.top_per_group = moe.groups.top_per_group
-            struct.num_kept_groups = moe.groups.num_kept
-        if moe.shared:
-            struct.shared_up, struct.shared_down = (self._matrix(f"{at}.shared.{name}") for name in ("up", "down"))
-            struct.shared_activation = _activation(moe.shared.mlp)
-            if moe.shared.gated:
-                struct.shared_gate = self._matrix(f"{at}.shared.gate")
-        return struct
-
-    def _pack(self) -> None:
-        """All matrices into one piece of memory, in the order in which a step reads them."""
-        library = self._library
-        places = {place: _experts(self._weights[place.slot], place.num_experts) for place in _places(self._request)}
-        sizes = [len(ws) * packed_bytes(library, ws[0], p.dtype, gated=p.gated) for p, ws in places.items()]
-        parts = torch.split(zeros(sum(sizes), torch.uint8), sizes)
-        for (place, experts), part in zip(places.items(), parts, strict=True):
-            bias = self._weights.get(f"{place.slot}.bias")
-            biases = [None] * len(experts) if bias is None else _dense(bias).float().view(len(experts), -1)
-            packed = [
-                pack(library, weight, place.dtype, bias=own_bias, gated=place.gated, memory=memory)
-                for weight, own_bias, memory in zip(experts, biases, part.chunk(len(experts)), strict=True)
-            ]
-            self.keep.append((packed, biases))
-            self._matrices[place.slot] = replace(packed[0], memory=part)
-
-    def _matrix(self, slot: str) -> MatrixStruct:
-        return self._matrices[slot].struct
-
-    def _norm(self, slot: str, norm: Norm | None) -> NormStruct:
-        struct = NormStruct()
-        if norm is None:
-            return struct
-        struct.kind = _NORMS[norm.kind]
-        struct.eps = norm.eps
-        if norm.weighted:
-            weight = _dense(self._weights[slot]).float() + norm.weight_offset
-            struct.weight = self._kept(weight.contiguous()).data_ptr()
-            if (bias := self._weights.get(f"{slot}.bias")) is not None:
-                struct.bias = self._kept(_dense(bias).float().contiguous()).data_ptr()
-        return struct
-
-    def _rope(self, rope: Rope) -> torch.Tensor:
-        if rope not in self._tables:
-            self._tables[rope] = self._kept(rope_table(rope, self._request.max_model_len).contiguous())
-        return self._tables[rope]
-
-    def _kept(self, value: T) -> T:
-        self.keep.append(value)
-        return value
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A matrix of a decoder.
-
-    Attributes:
-        slot: where its weight is.
-        dtype: of its products, where it is not quantised.
-        gated: its rows are those of a gate and of what the gate multiplies.
-        num_experts: that its weight is stacked of.
-
-    """
-
-    slot: str
-    dtype: torch.dtype
-    gated: bool = False
-    num_experts: int = 1
-
-
-def _places(request: CompileRequest) -> Iterator[_Place]:
-    """The matrices of a decoder in the order in which a step reads them."""
-    spec, dtype = request.spec, request.dtype
-    for i, layer in enumerate(spec.layers):
-        at, mlp = f"layers.{i}", layer.mlp
-        yield _Place(f"{at}.attn.qkv", dtype)
-        yield _Place(f"{at}.attn.o", dtype)
-        if isinstance(mlp, Mlp):
-            yield from _mlp_places(f"{at}.mlp", dtype, mlp)
-            continue
-        yield _Place(f"{at}.moe.router", torch.float32)
-        yield from _mlp_places(f"{at}.moe", dtype, mlp.expert, mlp.num_experts)
-        if mlp.shared:
-            yield from _mlp_places(f"{at}.shared", dtype, mlp.shared.mlp)
-            if mlp.shared.gated:
-                yield _Place(f"{at}.shared.gate", torch.float32)
-    yield _Place("embedding", dtype)
-    if not spec.tied_embeddings:
-        yield _Place("head", dtype)
-
-
-def _mlp_places(at: str, dtype: torch.dtype, mlp: Mlp, num_experts: int = 1) -> Iterator[_Place]:
-    yield _Place(f"{at}.up", dtype, mlp.gated, num_experts)
-    yield _Place(f"{at}.down", dtype, num_experts=num_experts)
-
-
-def _experts(weight: Weight, num_experts: int) -> list[Weight]:
-    """The matrices that a weight is stacked of: [E, N, K], or quantised [E N, K]."""
-    if num_experts == 1 and len(weight.shape) == 2:
-        return [weight]
-    if not isinstance(weight, QuantizedWeight):
-        return list(weight)
-    num_rows = weight.shape[0] // num_experts
-    return [weight[i * num_rows : (i + 1) * num_rows] for i in range(num_experts)]
-
-
-def _activation(mlp: Mlp) -> int:
-    return (GATED_ACTIVATIONS if mlp.gated else ACTIVATIONS)[mlp.activation]
-
-
-def _dense(weight: Weight) -> torch.Tensor:
-    assert isinstance(weight, torch.Tensor), "only matrices are quantised"
-    return weight
-
-
-def _group_of(layer: Layer, groups: Sequence[AttentionSpec]) -> int:
-    """Which group a layer's keys and values are of: the one of its geometry."""
-    attn = layer.attn
-    assert isinstance(attn, Attention)
-    for i, spec in enumerate(groups):
-        same_heads = (spec.num_heads, spec.num_kv_heads) == (attn.num_heads, attn.num_kv_heads)
-        same_size = spec.head_size == attn.head_size and spec.scale == attn.scale
-        same_view = (spec.window, spec.softcap, spec.sinks) == (attn.window, attn.softcap, attn.sinks)
-        if same_heads and same_size and same_view:
-            return i
-    raise ValueError(f"no KV group has the geometry of {attn}")

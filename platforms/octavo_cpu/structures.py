@@ -6,6 +6,7 @@ __all__ = [
     "ON_LAYER",
     "AttentionGeometry",
     "DecoderStruct",
+    "LatentStruct",
     "LayerStruct",
     "MatrixStruct",
     "MoeStruct",
@@ -51,6 +52,20 @@ class NormStruct(Structure):
     _fields_ = [("kind", c_int32), ("eps", c_float), ("weight", c_void_p), ("bias", c_void_p)]
 
 
+class LatentStruct(Structure):
+    """`octavo_latent`."""
+
+    _fields_ = [
+        ("q_a", MatrixStruct),
+        ("q_a_norm", NormStruct),
+        *((name, MatrixStruct) for name in ("q", "kv_a")),
+        ("kv_a_norm", NormStruct),
+        *((name, MatrixStruct) for name in ("to_latent", "from_latent")),
+        *((name, c_int64) for name in ("to_latent_bytes", "from_latent_bytes")),
+        *((name, c_int32) for name in ("num_heads", "rank", "nope_size", "rope_size")),
+    ]
+
+
 class MoeStruct(Structure):
     """`octavo_moe`."""
 
@@ -73,6 +88,7 @@ class LayerStruct(Structure):
     _fields_ = [
         *((name, NormStruct) for name in ("attn_pre", "attn_post", "mlp_pre", "mlp_post", "q_norm", "k_norm")),
         *((name, MatrixStruct) for name in ("qkv", "o", "up", "down")),
+        ("latent", POINTER(LatentStruct)),
         ("moe", POINTER(MoeStruct)),
         *((name, c_void_p) for name in ("cos_sin", "sinks", "cache")),
         ("num_positions", c_int64),

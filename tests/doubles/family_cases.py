@@ -145,5 +145,6 @@ CASES = {
         "DeepseekV3",
         base(**DEEPSEEK, q_lora_rank=24, rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}),
     ),
+    "deepseek_v3-dense": Tiny("DeepseekV3", base(**{**DEEPSEEK, "first_k_dense_replace": 99}, q_lora_rank=24)),
     "deepseek_v3-no-q-rank": Tiny("DeepseekV3", base(**DEEPSEEK, q_lora_rank=None, norm_topk_prob=False)),
 }
