@@ -11,8 +11,8 @@ __all__ = ["DENSE", "NEEDS", "Precision", "Quantization", "told_weights"]
 
 Quantization = Literal["auto", "none", "int8", "int4"]
 
-# A setting -> the formats that a platform must take. 4 bits spoil an embedding and a head, and cost most in the way
-# back of an MLP, whose inputs have the fewest large columns and the largest; they take 8.
+# A setting -> the formats that a platform must take. 4 bits spoil an embedding and a head, and the way back of an MLP
+# loses as much perplexity by them as all else in a layer; these take 8.
 NEEDS: Mapping[str, tuple[str, ...]] = {"int8": ("int8",), "int4": ("int4", "int8")}
 
 
