@@ -5,8 +5,8 @@
 // in ascending order. So a row's arithmetic depends on its own position alone: not on the rows of its tile, not on
 // how the prompt was cut, not on whether one thread walked the chunks or several did.
 //
-// Which products compute follows from dtypes and instruction set: packed ones for an int8 cache and for a bfloat16
-// cache of bfloat16 activations where there are such, floats for everything else.
+// Which products compute follows from dtypes and instruction set: on tiles or on packed lanes for an int8 cache and for
+// a bfloat16 cache of bfloat16 activations where there are such, in floats for everything else.
 //
 // Few query rows read the cache as it lies, converting on the way. In floats many rows first unpack a chunk to
 // panels. Both feed the same products in the same order, and conversion is exact, so both give the same bits.
@@ -16,6 +16,7 @@
 #include "packed.h"
 #include "products.h"
 #include "softmax.h"
+#include "tile_attention.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -33,6 +34,12 @@ struct Workspace {
     float* weight_scales;
     int32_t* query_start;
     RowSums total, chunk;
+#if defined(OCTAVO_TILES)
+    TileScratch tiles;
+    static constexpr int64_t kTileFloats = TileScratch::kFloats;
+#else
+    static constexpr int64_t kTileFloats = 0;
+#endif
 
     static int64_t out_stride(const octavo_attention& g) { return round_up(g.value_size, kValueAlign); }
     static int64_t query_floats(const octavo_attention& g) { return round_up(g.head_size, 16); }
@@ -43,7 +50,7 @@ struct Workspace {
 
     static int64_t size(const octavo_attention& g) {
         return kTileRows * (query_floats(g) + kChunk + 2 * out_stride(g) + 8) + key_floats(g) + value_floats(g) +
-               2 * kChunk;
+               2 * kChunk + kTileFloats;
     }
 
     Workspace(const octavo_attention& g, float* scratch) {
@@ -52,6 +59,9 @@ struct Workspace {
             scratch += floats;
             return part;
         };
+#if defined(OCTAVO_TILES)
+        tiles.memory = take(kTileFloats);
+#endif
         scores = take(kTileRows * kChunk);
         keys = take(key_floats(g));
         values = take(value_floats(g));
@@ -309,6 +319,46 @@ private:
 
 #endif
 
+#if defined(OCTAVO_TILES)
+
+// The same on tiles.
+template <class Dot, class A>
+struct TileChunk : PackedChunk<Dot, A> {
+    typedef typename Dot::Element Element;
+    static constexpr int P = Dot::kPack, kPanelTokens = kTilePanel, kLines = kTileHeight;
+    typedef Fetch<kLines> Next;
+
+    static Strips strips(const TileView& view) { return Strips(view.rows, Dot::kParts); }
+    static void begin(const Attend& a, const TileView& view, const Workspace& w) {
+        PackedChunk<Dot, A>::begin(a, view, w);
+        use_attention_tiles(strips(view).height * Dot::kParts, PackedChunk<Dot, A>::lanes(view.g));
+    }
+
+    static void run(const Attend& a, const TileView& view, int chunk, const Workspace& w, Next& fetch,
+                    const RowSums& to) {
+        const octavo_attention& g = view.g;
+        const ChunkRange range(view, chunk);
+        const ChunkBlocks<Element, P> blocks(a, view, range);
+        TokenScales scales = {nullptr, nullptr};
+        if constexpr (Dot::kParts > 1) {
+            scales = w.scales;
+            blocks.copy_scales(g, range, false, w.scales.keys);
+            blocks.copy_scales(g, range, true, w.scales.values);
+        }
+        const PackedQuery query = {reinterpret_cast<const uint32_t*>(w.query), nullptr, PackedChunk<Dot, A>::lanes(g)};
+        TileWork<Dot, Next> work = {g,        range,          blocks, query,  strips(view), w.tiles, w.keys,
+                                    w.values, w.weight_scales, to.out, Workspace::out_stride(g), fetch};
+        work.run([&](int row, float* scores, uint32_t* weights) OCTAVO_LAMBDA {
+            Seen seen = seen_by(view, range, row);
+            if constexpr (Dot::kParts > 1) seen.scale *= w.query_scales[row];
+            soften_packed_row(Dot(), scores, range, seen, scales, 0, weights,
+                              Dot::kParts > 1 ? w.weight_scales + row : nullptr, to.max[row], to.sum[row]);
+        });
+    }
+};
+
+#endif
+
 // body(the chunk's kind) by dtypes.
 template <class Body>
 OCTAVO_INLINE void with_chunks(const octavo_attention& g, const Body& body) {
@@ -317,12 +367,18 @@ OCTAVO_INLINE void with_chunks(const octavo_attention& g, const Body& body) {
         case OCTAVO_FLOAT16: return body(FloatChunk<Float16, 1>());
         case OCTAVO_BFLOAT16:
             if (g.latent) return body(FloatChunk<BFloat16, 1>());
-#if defined(OCTAVO_PACKED_PRODUCTS)
+#if defined(OCTAVO_TILES)
+            if (g.dtype == OCTAVO_BFLOAT16) return body(TileChunk<TilePairs, BFloat16>());
+#elif defined(OCTAVO_PACKED_PRODUCTS)
             if (g.dtype == OCTAVO_BFLOAT16) return body(PackedChunk<Pairs, BFloat16>());
 #endif
             return body(FloatChunk<BFloat16, 2>());
         default:
-#if defined(OCTAVO_PACKED_PRODUCTS)
+#if defined(OCTAVO_TILES)
+            if (g.dtype == OCTAVO_BFLOAT16) return body(TileChunk<TileFours, BFloat16>());
+            if (g.dtype == OCTAVO_FLOAT32) return body(TileChunk<TileFours, float>());
+            return body(TileChunk<TileFours, Float16>());
+#elif defined(OCTAVO_PACKED_PRODUCTS)
             if (g.dtype == OCTAVO_BFLOAT16) return body(PackedChunk<Fours, BFloat16>());
             if (g.dtype == OCTAVO_FLOAT32) return body(PackedChunk<Fours, float>());
             return body(PackedChunk<Fours, Float16>());
