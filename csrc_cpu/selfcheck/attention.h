@@ -54,6 +54,7 @@ public:
             check(attend({{r, 0, case_.rows[r].queries}}, 2)[0] == together[r], what, "alone differs from in a batch");
             if (case_.rows[r].queries > 1) check_chunks(r, together[r], what);
         }
+        if (g_.kv_dtype == OCTAVO_INT8 && std::string(CALL(octavo_isa)()) == "amx") check_vectors(together);
         check(attend({}, 2).empty(), case_.text, "an empty batch");
         cache_.put(0, NAN);
         check(cache_.guarded(), case_.text, "wrote outside of the cache");
@@ -154,6 +155,13 @@ private:
             }
             check(joined == whole, what, "chunks differ from the whole");
         }
+    }
+
+    // Sums of whole numbers are exact, so tiles have the bits of vectors.
+    void check_vectors(const std::vector<Buffer>& on_tiles) {
+        CALL(octavo_set_isa)("avx512bf16");
+        check(attend(all_rows(), 2) == on_tiles, case_.text, "int8 on vectors differs from tiles");
+        CALL(octavo_set_isa)("amx");
     }
 
     // What the cache makes of x [rows][num_kv_heads * size].

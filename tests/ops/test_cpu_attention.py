@@ -73,7 +73,7 @@ class Sequences:
     def rounding(self, isa: str) -> torch.Tensor | float:
         """Errors beyond float32's where products are packed: weights are bfloat16, or queries have fifteen bits."""
         spec = self.spec
-        if isa != "avx512bf16" or spec.latent:
+        if isa not in ("avx512bf16", "amx") or spec.latent:
             return 0.0
         if spec.kv_dtype == torch.int8:
             return 1e-3 * self.expected(torch.abs)

@@ -89,3 +89,12 @@ def test_products_of_every_number_of_rows_on_tiles(isa: str, emulator: Path) -> 
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", f"{isa} and dense"], emulator
     )
     assert " passed" in lines[-1]
+
+
+@pytest.mark.parametrize("isa", emulated())
+def test_attention_on_tiles_is_the_reference(isa: str, emulator: Path) -> None:
+    """The tests of attention as they are, in a process that has the set."""
+    tests = Path(__file__).with_name("test_cpu_attention.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
+    lines = run([*command, "-k", f"{isa} and (bfloat16-bfloat16 or int8 or numbers)"], emulator)
+    assert " passed" in lines[-1]
