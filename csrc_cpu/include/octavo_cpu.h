@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define OCTAVO_ABI_VERSION 2
+#define OCTAVO_ABI_VERSION 3
 
 enum octavo_status {
     OCTAVO_OK = 0,
@@ -249,8 +249,9 @@ OCTAVO_API int octavo_decoder_step(const octavo_decoder* d, const octavo_step* s
 OCTAVO_API int octavo_decoder_logits(const octavo_decoder* d, float* logits, const float* hidden, int64_t num_rows,
                                      void* workspace);
 
-// ids[num_rows]: a token drawn from row rows[i] of logits[num_logits, stride], of which the first `size` count; -1 where
-// rounding might decide, and where logits are not numbers. top_k 0, top_p 1 and min_p 0 keep all; uniform is in [0, 1).
+// ids[num_rows]: a token drawn from row rows[i] of logits[num_logits, stride], of which the first `size` count, 2^22 at
+// most; bit by bit as the contract's op `sample` defines it. -1 where the row holds NaN or its highest is infinite.
+// top_k 0, top_p 1 and min_p 0 keep all; uniform is in [0, 1).
 OCTAVO_API int octavo_sample(int64_t* ids, const float* logits, int64_t num_logits, int64_t stride, int64_t size,
                              const int64_t* rows, const double* temperature, const int64_t* top_k, const double* top_p,
                              const double* min_p, const double* uniform, int64_t num_rows);

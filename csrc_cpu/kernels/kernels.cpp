@@ -104,10 +104,10 @@ const Kernels kernels = {
     attend_tiles,
     attend_pieces,
     fold_tiles,
-    row_top,
+    survey_row,
     weigh_row,
     gather_row,
-    weigh_values,
+    weigh_scores,
     release_tiles,
 };
 

@@ -1,86 +1,127 @@
-// Passes over a row of logits from which a token is chosen. A row is first made to be at most 0, as core does it:
-// (logit - the largest) * factor, in float32. Its weights are e^ of that.
+// Passes over a row of logits from which a token is chosen: scores, weights and their sums, all of which the contract's
+// op `sample` defines to the bit. Scores are at most 0; weights are whole numbers, so that sums have no order. Every
+// operation in float32 is rounded by itself: no fma here.
 #pragma once
 
-#include "numeric.h"
+#include "simd.h"
 #include "table.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 
-OCTAVO_INLINE Floats scaled(const LogitRow& r, Floats x) { return (x - r.top) * r.factor; }
+OCTAVO_INLINE Floats score(const LogitRow& r, Floats x) { return (x - r.top) * r.factor; }
+OCTAVO_INLINE float score(const LogitRow& r, float x) { return (x - r.top) * r.factor; }
 
-// The largest; NaN does not count.
-inline float row_top(const float* row, int64_t size) {
-    constexpr int kChains = 4;
-    const float none = -__builtin_inff();
-    Floats top[kChains] = {splat(none), splat(none), splat(none), splat(none)};
-    int64_t i = 0;
-    for (; i + kChains * kLanes <= size; i += kChains * kLanes) {
-        for (int c = 0; c < kChains; ++c) top[c] = max(load(row + i + c * kLanes), top[c]);
-    }
-    float best = maximum(max(max(top[0], top[1]), max(top[2], top[3])));
-    for (; i < size; ++i) best = row[i] > best ? row[i] : best;
-    return best;
+// 2^40 times 2^score.
+OCTAVO_INLINE LongPair weights_of(Floats score) {
+    const float magic = 0x1.8p23f, one = 0x1p40f;
+    // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+    const Floats x = max(score, splat(-64.0f)), shifted = x + magic, f = x - (shifted - magic);
+    Floats p = splat(0x1.5bba14p-10f * one);
+    p = p * f + 0x1.3cea88p-7f * one;
+    p = p * f + 0x1.c6b752p-5f * one;
+    p = p * f + 0x1.ebf9bcp-3f * one;
+    p = p * f + 0x1.62e42ap-1f * one;
+    p = p * f + one;
+    return to_longs((Floats)((Ints)p + ((Ints)shifted << 23)));
 }
 
-OCTAVO_INLINE float weigh_block(const LogitRow& r, const float* block) {
-    Floats total = splat(0.0f);
-    for (int v = 0; v < kSampleBlock; v += kLanes) {
-        const Floats x = scaled(r, load(block + v)), weight = exp(x);
-        total = total + (x < r.floor ? splat(0.0f) : weight);
-    }
-    return sum(total);
+OCTAVO_INLINE LongPair weights_of(Floats score, int64_t least) {
+    LongPair w = weights_of(score);
+    w.low = w.low >= least ? w.low : Longs{};
+    w.high = w.high >= least ? w.high : Longs{};
+    return w;
 }
 
-// The weights of each block of kSampleBlock, those below the floor left out, and of all; NaN where a logit is NaN,
-// or the largest is infinite.
-inline double weigh_row(const LogitRow& r, float* sums) {
-    double total = 0;
-    const int64_t whole = r.size / kSampleBlock;
-    for (int64_t b = 0; b < whole; ++b) {
-        sums[b] = weigh_block(r, r.data + b * kSampleBlock);
-        total += sums[b];
+// The elements of a block, those past the end of the row -inf.
+struct LastBlock {
+    float values[kSampleBlock];
+
+    LastBlock(const float* row, int64_t begin, int64_t size) {
+        for (int64_t i = 0; i < kSampleBlock; ++i) values[i] = begin + i < size ? row[begin + i] : -__builtin_inff();
     }
-    if (r.size % kSampleBlock) {
-        float rest[kSampleBlock];
-        for (int i = 0; i < kSampleBlock; ++i) {
-            rest[i] = i < r.size % kSampleBlock ? r.data[whole * kSampleBlock + i] : -__builtin_inff();
+};
+
+// The largest of each block of kSampleBlock and of all; NaN where an element is NaN.
+inline float survey_row(const float* row, int64_t size, float* tops) {
+    float best = -__builtin_inff();
+    bool odd = false;
+    const auto survey = [&](const float* block) OCTAVO_LAMBDA {
+        Floats a = splat(-__builtin_inff()), b = a;
+        for (int v = 0; v < kSampleBlock; v += 2 * kLanes) {
+            const Floats x = load(block + v), y = load(block + v + kLanes);
+            odd |= any_nan(x, y);
+            a = max(x, a);
+            b = max(y, b);
         }
-        sums[whole] = weigh_block(r, rest);
-        total += sums[whole];
+        const float top = maximum(max(a, b));
+        best = top > best ? top : best;
+        return top;
+    };
+    const int64_t whole = size / kSampleBlock;
+    for (int64_t b = 0; b < whole; ++b) tops[b] = survey(row + b * kSampleBlock);
+    if (size % kSampleBlock) tops[whole] = survey(LastBlock(row, whole * kSampleBlock, size).values);
+    return odd ? __builtin_nanf("") : best;
+}
+
+template <bool Least>
+OCTAVO_INLINE int64_t weigh_block(const LogitRow& r, const float* block) {
+    Longs low = {}, high = {};
+    for (int v = 0; v < kSampleBlock; v += kLanes) {
+        const Floats x = score(r, load(block + v));
+        const LongPair w = Least ? weights_of(x, r.least) : weights_of(x);
+        low += w.low;
+        high += w.high;
+    }
+    return sum(low + high);
+}
+
+template <bool Least>
+int64_t weigh_blocks(const LogitRow& r, int64_t* sums) {
+    int64_t total = 0;
+    const int64_t whole = r.size / kSampleBlock;
+    for (int64_t b = 0; b < whole; ++b) total += sums[b] = weigh_block<Least>(r, r.data + b * kSampleBlock);
+    if (r.size % kSampleBlock) {
+        total += sums[whole] = weigh_block<Least>(r, LastBlock(r.data, whole * kSampleBlock, r.size).values);
     }
     return total;
 }
 
-// What is not below `lowest` of elements [begin, end), with the ids, ascending; how many there are.
-inline int64_t gather_row(const LogitRow& r, int64_t begin, int64_t end, float lowest, float* values, int32_t* ids) {
-    int64_t count = 0, i = begin;
-    for (; i + kLanes <= end; i += kLanes) {
-        const Floats x = scaled(r, load(r.data + i));
-        uint32_t found = lanes_where(x >= lowest);
-        if (!found) continue;
-        float lanes[kLanes];
-        store(lanes, x);
-        for (; found; found &= found - 1) {
-            const int lane = __builtin_ctz(found);
-            values[count] = lanes[lane];
-            ids[count++] = int32_t(i) + lane;
+// The weights of each block and of all; what weighs less than `least` counts for nothing.
+inline int64_t weigh_row(const LogitRow& r, int64_t* sums) {
+    return r.least > 1 ? weigh_blocks<true>(r, sums) : weigh_blocks<false>(r, sums);
+}
+
+// Scores not below `lowest` of blocks [begin, end), with the ids, ascending; how many there are. Writes up to
+// kSampleSlack beyond those.
+inline int64_t gather_row(const LogitRow& r, int64_t begin, int64_t end, float lowest, float* scores, int32_t* ids) {
+    int64_t count = 0;
+    for (int64_t b = begin; b < end; ++b) {
+        if (score(r, r.tops[b]) < lowest) continue;
+        const int64_t first = b * kSampleBlock, last = smaller(r.size, first + kSampleBlock);
+        int64_t i = first;
+        for (; i + kLanes <= last; i += kLanes) {
+            const Floats x = score(r, load(r.data + i));
+            count += store_from(lowest, x, int32_t(i), scores + count, ids + count);
         }
-    }
-    for (; i < end; ++i) {
-        const float x = (r.data[i] - r.top) * r.factor;
-        if (x >= lowest) {
-            values[count] = x;
-            ids[count++] = int32_t(i);
+        for (; i < last; ++i) {
+            const float x = score(r, r.data[i]);
+            if (x >= lowest) {
+                scores[count] = x;
+                ids[count++] = int32_t(i);
+            }
         }
     }
     return count;
 }
 
-inline void weigh_values(const float* values, float* weights, int64_t count) {
-    for_each_vector(count, [&](int64_t i, auto load, auto store)
-                               OCTAVO_LAMBDA { store(weights + i, exp(load(values + i))); });
+// Of scores as gathered. Reads and writes up to kSampleSlack beyond them.
+inline void weigh_scores(const float* scores, int64_t count, int64_t least, int64_t* weights) {
+    for (int64_t i = 0; i < count; i += kLanes) {
+        const Floats x = i + kLanes <= count ? load(scores + i) : load_first(scores + i, count - i);
+        const LongPair w = weights_of(x, least);
+        std::memcpy(weights + i, &w, sizeof w);
+    }
 }
 
 }  // namespace OCTAVO_ISA

@@ -19,6 +19,10 @@ OCTAVO_INLINE Floats min(Floats a, Floats b) { return (Floats)_mm256_min_ps((__m
 OCTAVO_INLINE float sum(Floats x) { return fold<Adding>((__m256)x); }
 OCTAVO_INLINE float maximum(Floats x) { return fold<Larger>((__m256)x); }
 OCTAVO_INLINE int32_t sum(Ints x) { return generic::sum(x); }
+OCTAVO_INLINE int64_t sum(Longs x) { return generic::sum(x); }
+OCTAVO_INLINE bool any_nan(Floats a, Floats b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q)) != 0;
+}
 OCTAVO_INLINE uint32_t lanes_where(Ints x) { return uint32_t(_mm256_movemask_ps((__m256)x)); }
 
 OCTAVO_INLINE Words widen(Shorts x) { return (Words)_mm256_cvtepu16_epi32((__m128i)x); }
@@ -27,7 +31,17 @@ OCTAVO_INLINE Shorts narrow(Words x) {
     return (Shorts)_mm256_castsi256_si128(pairs);
 }
 OCTAVO_INLINE Floats to_floats(Ints x) { return (Floats)_mm256_cvtepi32_ps((__m256i)x); }
+OCTAVO_INLINE LongPair to_longs(Floats x) {
+    // Adding 1.5 * 2^52 leaves the nearest integer in the low bits.
+    const __m256d magic = _mm256_set1_pd(0x1.8p52);
+    const __m256d low = _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x)), magic);
+    const __m256d high = _mm256_add_pd(_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1)), magic);
+    return {(Longs)low - (Longs)magic, (Longs)high - (Longs)magic};
+}
 OCTAVO_INLINE void store_bytes(int8_t* p, Ints x) { generic::store_bytes(p, x); }
+OCTAVO_INLINE int64_t store_from(float lowest, Floats x, int32_t first, float* values, int32_t* numbers) {
+    return generic::store_from(lowest, x, first, values, numbers);
+}
 OCTAVO_INLINE Floats from_float16(Shorts x) { return (Floats)_mm256_cvtph_ps((__m128i)x); }
 OCTAVO_INLINE Shorts to_float16(Floats x) {
     return (Shorts)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -23,14 +23,30 @@ OCTAVO_INLINE float fold(Floats x) {
 OCTAVO_INLINE float sum(Floats x) { return fold<Adding>(x); }
 OCTAVO_INLINE float maximum(Floats x) { return fold<Larger>(x); }
 OCTAVO_INLINE int32_t sum(Ints x) { return _mm512_reduce_add_epi32((__m512i)x); }
+OCTAVO_INLINE int64_t sum(Longs x) { return _mm512_reduce_add_epi64((__m512i)x); }
+OCTAVO_INLINE bool any_nan(Floats a, Floats b) {
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
+}
 OCTAVO_INLINE uint32_t lanes_where(Ints x) { return _mm512_test_epi32_mask((__m512i)x, (__m512i)x); }
 
 // By instruction: gcc 12 converts wide vectors by halves.
 OCTAVO_INLINE Words widen(Shorts x) { return (Words)_mm512_cvtepu16_epi32((__m256i)x); }
 OCTAVO_INLINE Shorts narrow(Words x) { return (Shorts)_mm512_cvtepi32_epi16((__m512i)x); }
 OCTAVO_INLINE Floats to_floats(Ints x) { return (Floats)_mm512_cvtepi32_ps((__m512i)x); }
+OCTAVO_INLINE LongPair to_longs(Floats x) {
+    return {(Longs)_mm512_cvtps_epi64(_mm512_castps512_ps256((__m512)x)),
+            (Longs)_mm512_cvtps_epi64(_mm512_extractf32x8_ps((__m512)x, 1))};
+}
 OCTAVO_INLINE void store_bytes(int8_t* p, Ints x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)x));
+}
+OCTAVO_INLINE int64_t store_from(float lowest, Floats x, int32_t first, float* values, int32_t* numbers) {
+    const __mmask16 found = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(lowest), _CMP_GE_OQ);
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i each = _mm512_add_epi32(lanes, _mm512_set1_epi32(first));
+    _mm512_storeu_ps(values, _mm512_maskz_compress_ps(found, (__m512)x));  // by way of a register: that is much faster
+    _mm512_storeu_si512(numbers, _mm512_maskz_compress_epi32(found, each));
+    return __builtin_popcount(found);
 }
 OCTAVO_INLINE Floats from_float16(Shorts x) { return (Floats)_mm512_cvtph_ps((__m256i)x); }
 OCTAVO_INLINE Shorts to_float16(Floats x) {

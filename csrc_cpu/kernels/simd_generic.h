@@ -25,6 +25,10 @@ typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Shorts __attribute__((vector_size(kLanes * 2)));
+typedef int64_t Longs __attribute__((vector_size(kLanes * 4)));  // half as many lanes
+struct LongPair {
+    Longs low, high;
+};
 
 template <class A>
 OCTAVO_INLINE A smaller(A a, A b) {
@@ -51,13 +55,20 @@ OCTAVO_INLINE Floats min(Floats a, Floats b);
 OCTAVO_INLINE float sum(Floats x);
 OCTAVO_INLINE float maximum(Floats x);
 OCTAVO_INLINE int32_t sum(Ints x);
+OCTAVO_INLINE int64_t sum(Longs x);
+// Whether any lane of either is NaN.
+OCTAVO_INLINE bool any_nan(Floats a, Floats b);
 // A bit for each lane of a comparison's result that is true.
 OCTAVO_INLINE uint32_t lanes_where(Ints x);
 
 OCTAVO_INLINE Words widen(Shorts x);
 OCTAVO_INLINE Shorts narrow(Words x);
 OCTAVO_INLINE Floats to_floats(Ints x);
+OCTAVO_INLINE LongPair to_longs(Floats x);  // the nearest, to even; of 0 up to 2^51
 OCTAVO_INLINE void store_bytes(int8_t* p, Ints x);  // the low byte of each lane
+// Lanes that are not below `lowest` side by side, with `first` and how many lanes each stands behind it; how many they
+// are. May write a whole vector.
+OCTAVO_INLINE int64_t store_from(float lowest, Floats x, int32_t first, float* values, int32_t* numbers);
 OCTAVO_INLINE Floats from_float16(Shorts x);
 OCTAVO_INLINE Shorts to_float16(Floats x);
 OCTAVO_INLINE Shorts to_bfloat16(Floats x);
@@ -101,6 +112,12 @@ OCTAVO_INLINE int32_t sum(Ints x) {
     for (int i = 0; i < kLanes; ++i) total += lanes[i];
     return total;
 }
+OCTAVO_INLINE int64_t sum(Longs x) {
+    int64_t total = 0;
+    for (int i = 0; i < kLanes / 2; ++i) total += x[i];
+    return total;
+}
+OCTAVO_INLINE bool any_nan(Floats a, Floats b) { return OCTAVO_ISA::lanes_where((a != a) | (b != b)) != 0; }
 OCTAVO_INLINE uint32_t lanes_where(Ints x) {
     uint32_t bits = 0;
     for (int i = 0; i < kLanes; ++i) bits |= uint32_t(x[i] & 1) << i;
@@ -110,6 +127,30 @@ OCTAVO_INLINE uint32_t lanes_where(Ints x) {
 OCTAVO_INLINE Words widen(Shorts x) { return __builtin_convertvector(x, Words); }
 OCTAVO_INLINE Shorts narrow(Words x) { return __builtin_convertvector(x, Shorts); }
 OCTAVO_INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+OCTAVO_INLINE LongPair to_longs(Floats x) {
+    typedef float Half __attribute__((vector_size(kLanes * 2)));
+    typedef double Doubles __attribute__((vector_size(kLanes * 4)));
+    Half halves[2];
+    std::memcpy(halves, &x, sizeof x);
+    // Adding 1.5 * 2^52 leaves the nearest integer in the low bits.
+    const Doubles low = __builtin_convertvector(halves[0], Doubles) + 0x1.8p52;
+    const Doubles high = __builtin_convertvector(halves[1], Doubles) + 0x1.8p52;
+    const int64_t magic = 0x4338000000000000;
+    return {(Longs)low - magic, (Longs)high - magic};
+}
+OCTAVO_INLINE int64_t store_from(float lowest, Floats x, int32_t first, float* values, int32_t* numbers) {
+    uint32_t found = OCTAVO_ISA::lanes_where(x >= lowest);
+    int64_t count = 0;
+    if (!found) return count;
+    float lanes[kLanes];
+    std::memcpy(lanes, &x, sizeof x);
+    for (; found; found &= found - 1, ++count) {
+        const int lane = __builtin_ctz(found);
+        values[count] = lanes[lane];
+        numbers[count] = first + lane;
+    }
+    return count;
+}
 OCTAVO_INLINE void store_bytes(int8_t* p, Ints x) {
     for (int i = 0; i < kLanes; ++i) p[i] = int8_t(x[i]);
 }

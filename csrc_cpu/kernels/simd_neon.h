@@ -25,15 +25,21 @@ OCTAVO_INLINE float sum(Floats x) {
 }
 OCTAVO_INLINE float maximum(Floats x) { return generic::maximum(x); }
 OCTAVO_INLINE int32_t sum(Ints x) { return vaddvq_s32((int32x4_t)x); }
+OCTAVO_INLINE int64_t sum(Longs x) { return generic::sum(x); }
+OCTAVO_INLINE bool any_nan(Floats a, Floats b) { return generic::any_nan(a, b); }
 OCTAVO_INLINE uint32_t lanes_where(Ints x) { return uint32_t(vaddvq_s32((int32x4_t)(x & Ints{1, 2, 4, 8}))); }
 
 OCTAVO_INLINE Words widen(Shorts x) { return (Words)vmovl_u16((uint16x4_t)x); }
 OCTAVO_INLINE Shorts narrow(Words x) { return (Shorts)vmovn_u32((uint32x4_t)x); }
 OCTAVO_INLINE Floats to_floats(Ints x) { return (Floats)vcvtq_f32_s32((int32x4_t)x); }
+OCTAVO_INLINE LongPair to_longs(Floats x) { return generic::to_longs(x); }
 OCTAVO_INLINE void store_bytes(int8_t* p, Ints x) {
     const int16x4_t y = vmovn_s32((int32x4_t)x);
     const int8x8_t bytes = vmovn_s16(vcombine_s16(y, y));
     std::memcpy(p, &bytes, kLanes);
+}
+OCTAVO_INLINE int64_t store_from(float lowest, Floats x, int32_t first, float* values, int32_t* numbers) {
+    return generic::store_from(lowest, x, first, values, numbers);
 }
 OCTAVO_INLINE Floats from_float16(Shorts x) { return (Floats)vcvt_f32_f16((float16x4_t)x); }
 OCTAVO_INLINE Shorts to_float16(Floats x) { return (Shorts)vcvt_f16_f32((float32x4_t)x); }

@@ -17,12 +17,18 @@ OCTAVO_INLINE Floats min(Floats a, Floats b) { return generic::min(a, b); }
 OCTAVO_INLINE float sum(Floats x) { return generic::sum(x); }
 OCTAVO_INLINE float maximum(Floats x) { return generic::maximum(x); }
 OCTAVO_INLINE int32_t sum(Ints x) { return generic::sum(x); }
+OCTAVO_INLINE int64_t sum(Longs x) { return generic::sum(x); }
+OCTAVO_INLINE bool any_nan(Floats a, Floats b) { return generic::any_nan(a, b); }
 OCTAVO_INLINE uint32_t lanes_where(Ints x) { return generic::lanes_where(x); }
 
 OCTAVO_INLINE Words widen(Shorts x) { return generic::widen(x); }
 OCTAVO_INLINE Shorts narrow(Words x) { return generic::narrow(x); }
 OCTAVO_INLINE Floats to_floats(Ints x) { return generic::to_floats(x); }
+OCTAVO_INLINE LongPair to_longs(Floats x) { return generic::to_longs(x); }
 OCTAVO_INLINE void store_bytes(int8_t* p, Ints x) { generic::store_bytes(p, x); }
+OCTAVO_INLINE int64_t store_from(float lowest, Floats x, int32_t first, float* values, int32_t* numbers) {
+    return generic::store_from(lowest, x, first, values, numbers);
+}
 OCTAVO_INLINE Floats from_float16(Shorts x) { return generic::from_float16(x); }
 OCTAVO_INLINE Shorts to_float16(Floats x) { return generic::to_float16(x); }
 OCTAVO_INLINE Shorts to_bfloat16(Floats x) { return generic::to_bfloat16(x); }

@@ -159,12 +159,15 @@ struct Rotate {
 };
 
 constexpr int kSampleBlock = 64;  // logits whose weights are summed as one
+constexpr int kSampleSlack = 16;  // elements that a vector may reach beyond the last
 
-// A row of logits, and how it is made to be at most 0: (logit - top) * factor.
+// A row of logits, and how its scores are made: (logit - top) * factor.
 struct LogitRow {
     const float* data;
+    const float* tops;  // of each block
     int64_t size;
-    float top, factor, floor;  // what is below the floor, then, weighs nothing
+    float top, factor;
+    int64_t least;  // what weighs less counts for nothing
 };
 
 struct Kernels {
@@ -191,10 +194,10 @@ struct Kernels {
     void (*attend_tiles)(const Attend&, float* scratch, int64_t begin, int64_t end);   // whole tiles
     void (*attend_pieces)(const Attend&, float* scratch, int64_t begin, int64_t end);  // chunks of tiles
     void (*fold_tiles)(const Attend&, float* scratch, int64_t begin, int64_t end);     // tiles, from their pieces
-    float (*row_top)(const float* row, int64_t size);
-    double (*weigh_row)(const LogitRow&, float* sums);
-    int64_t (*gather_row)(const LogitRow&, int64_t begin, int64_t end, float lowest, float* values, int32_t* ids);
-    void (*weigh_values)(const float* values, float* weights, int64_t count);
+    float (*survey_row)(const float* row, int64_t size, float* tops);
+    int64_t (*weigh_row)(const LogitRow&, int64_t* sums);
+    int64_t (*gather_row)(const LogitRow&, int64_t begin, int64_t end, float lowest, float* scores, int32_t* ids);
+    void (*weigh_scores)(const float* scores, int64_t count, int64_t least, int64_t* weights);
     // Frees what a thread holds of the processor (tiles), when no call is to follow soon.
     void (*leave)();
 };

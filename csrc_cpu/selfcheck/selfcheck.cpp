@@ -1,12 +1,13 @@
 // Checks the library by itself: octavo_selfcheck LIBRARY CASES [ISA,... [EVERY]]. No Python, so that it runs in an
 // emulator of an older processor, and under sanitizers. Each kernel, in each instruction set that the processor has,
-// against float64.
+// against float64; drawing tokens against whole numbers.
 
 #include <fstream>
 #include <sstream>
 
 #include "attention.h"
 #include "matrix.h"
+#include "sample.h"
 #include "support.h"
 
 namespace {
@@ -215,6 +216,8 @@ int main(int argc, char** argv) {
             }
         }
         check_copies();
+        for (const int64_t size : sizes) SampleCheck(size).run();
+        SampleCheck(5000).run();
         for (int format = OCTAVO_FORMAT_FLOAT32; format <= OCTAVO_FORMAT_INT4_MIN; ++format) {
             for (const int64_t size : sizes) MatrixCheck(format, size, sizes.back() - size + 1).run();
         }

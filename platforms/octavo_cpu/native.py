@@ -15,7 +15,7 @@ from octavo_cpu.structures import AttentionGeometry
 
 __all__ = ["ABI_VERSION", "DTYPES", "NativeLibrary", "NativeLookup", "find_native"]
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 ISA_VARIABLE = "OCTAVO_CPU_ISA"
 DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 

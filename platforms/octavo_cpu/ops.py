@@ -20,6 +20,7 @@ from octavo.contract import (
     Support,
     Weight,
 )
+from octavo.contract.drawing import MAX_VOCAB
 from octavo_cpu.matrix import WEIGHT_FORMATS, PackedMatrix, pack
 from octavo_cpu.native import DTYPES, NativeLibrary
 
@@ -74,7 +75,9 @@ def _supports_linear(signature: OpSignature) -> Support:
 def _supports_sample(signature: OpSignature) -> Support:
     if signature.device_type == "cpu" and signature.dtype != torch.float32:
         return Support.no(f"dtype {signature.dtype}, built for float32")
-    return _supports(signature)
+    size = signature.trait("vocab_size", 1)
+    fits = Support.yes() if size <= MAX_VOCAB else Support.no(f"vocab_size {size}, at most {MAX_VOCAB}")
+    return _supports(signature) & fits
 
 
 def _supports_rotary(signature: OpSignature) -> Support:

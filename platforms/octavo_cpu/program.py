@@ -37,7 +37,7 @@ from octavo_cpu.structures import (
 
 __all__ = ["NativeProgram", "can_compile"]
 
-_GREEDY = bytes([RowMode.GREEDY])
+_GREEDY, _LOGITS = bytes([RowMode.GREEDY]), bytes([RowMode.LOGITS])
 _LONG_STEP = 64  # tokens
 _NEVER = ON_LAYER()
 
@@ -162,10 +162,12 @@ class NativeProgram:
         return _Handle(self._run(rows))
 
     def _run(self, rows: Rows) -> StepOutput:
-        index = rows.index
-        only_greedy = rows.mode.tobytes() == _GREEDY * len(rows.mode) and len(index) <= self._step.num_tokens
+        index, modes = rows.index, rows.mode.tobytes()
+        few = len(index) <= self._step.num_tokens
+        only_greedy = few and modes == _GREEDY * len(index)
+        only_logits = few and len(index) > 0 and modes == _LOGITS * len(index) and bool((index[1:] > index[:-1]).all())
         inverse: npt.NDArray[np.int64] | None = None
-        if not only_greedy:
+        if not only_greedy and not only_logits:
             index, inverse = np.unique(index, return_inverse=True)
         num_rows = len(index)
         hidden = torch.empty((num_rows, self._hidden_size), dtype=torch.float32)
@@ -178,6 +180,8 @@ class NativeProgram:
         status = self._library.decoder_step(self._address, self._step_address)
         if status:
             self._library.check(status, f"a step of {step.num_tokens} tokens")
+        if only_logits:
+            return StepOutput(logits=self._logits(hidden))
         if inverse is None:
             return StepOutput(greedy_ids=greedy_ids) if num_rows else StepOutput()
         return row_outputs(hidden, inverse.reshape(-1), rows, self._logits, self._vocab_size).fetch()

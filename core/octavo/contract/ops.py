@@ -131,16 +131,11 @@ class Embedding(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """ids[n] int64: a token drawn from row `rows[i]` of logits [L, V] float32; optional, core has a sampler of its own.
+    """ids[n] int64: a token drawn from row `rows[i]` of logits [L, V] float32, V at most 2^22.
 
-    Logits less the highest, times the float32 of 1 / max(temperature, 1e-30), are scores, each rounded to float32;
-    e to these are weights. min_p keeps scores not below the float32 of log(min_p), then top_k so many of the best,
-    then top_p the fewest of the best whose weights reach its share of those left. Of equals the lower id is better.
-    The token is the first, in order of id, at which the running sum of the weights kept exceeds `uniform` of it all.
-
-    An id may be -1, undecided: core then draws from that row itself. It must be where weights that differ by some
-    units in the last place of float32, as those of another exp do, would give another id, and where the row holds
-    NaN or its highest logit is infinite. All is in host memory, as what a step gives is; `OpDefinition.of_output`.
+    Which one is defined to the bit in `drawing.py`: weights are whole numbers, made by operations that round alike
+    everywhere. So an implementation gives exactly those ids; -1 where the row holds NaN or its highest logit is
+    infinite, and nowhere else. All is in host memory, as what a step gives is; `OpDefinition.of_output`.
 
     Attributes:
         logits: not written to.
@@ -175,6 +170,7 @@ class OpDefinition:
         traits: names that a signature of it carries.
         added: traits, or values of traits, that came after the first version.
         of_output: it works on what a step gave: signatures say float32 and host memory, whatever the platform's are.
+        since: the first version of the contract in which it means what it means.
 
     """
 
@@ -183,6 +179,7 @@ class OpDefinition:
     traits: tuple[str, ...] = ()
     added: tuple[AddedField, ...] = ()
     of_output: bool = False
+    since: tuple[int, int] = FIRST_VERSION
 
     def signature(self, dtype: torch.dtype, device_type: str, sizes: Mapping[str, Any]) -> "OpSignature":
         """With those of the sizes that are its traits; of a platform's dtype and kind of device where these matter."""
@@ -193,7 +190,7 @@ class OpDefinition:
 
     def version_for(self, signature: "OpSignature") -> tuple[int, int]:
         """The first version of the contract that knows everything the call uses."""
-        return version_for(self.added, lambda field: signature.trait(field.name, field.default))
+        return max(self.since, version_for(self.added, lambda field: signature.trait(field.name, field.default)))
 
 
 _FORMATS = (AddedField("weight_format", (0, 10), "dense"),)
@@ -209,7 +206,7 @@ OPS: dict[str, OpDefinition] = {
         OpDefinition("act_and_mul", ActAndMul, ("activation", "width")),
         OpDefinition("linear", Linear, ("weight_format", "in_features", "out_features"), _FORMATS),
         OpDefinition("embedding", Embedding, ("hidden_size", "weight_format"), _FORMATS),
-        OpDefinition("sample", Sample, ("vocab_size",), of_output=True),
+        OpDefinition("sample", Sample, ("vocab_size",), of_output=True, since=(0, 12)),
     )
 }
 

@@ -3,13 +3,13 @@
 Every faster implementation is tested against these, run in float32 or float64.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
+from octavo.contract.drawing import draw
 from octavo.contract.ops import (
     ActAndMul,
     Activation,
@@ -149,31 +149,11 @@ def embedding(args: Embedding) -> torch.Tensor:
 
 
 def sample(args: Sample) -> torch.Tensor:
-    """See `Sample`. Weights and sums are float64; undecided is only what holds no numbers."""
+    """See `Sample` and `drawing.py`."""
+    logits = args.logits.numpy()
     fields = args.rows, args.temperature, args.top_k, args.top_p, args.min_p, args.uniform
     wishes = zip(*(field.tolist() for field in fields), strict=True)
-    ids = [_drawn(args.logits[row], *wish) for row, *wish in wishes]
-    return torch.tensor(ids, dtype=torch.int64, device=args.logits.device)
-
-
-def _drawn(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:
-    top = logits.max()
-    if not top.isfinite():
-        return -1
-    scores = (logits - top) * torch.tensor(1 / max(temperature, 1e-30), dtype=torch.float32)
-    best = scores.sort(descending=True, stable=True)
-    weights = best.values.double().exp()
-    if min_p:
-        weights[best.values < math.log(min_p)] = 0
-    if top_k > 0:
-        weights[top_k:] = 0
-    if top_p < 1:
-        before = weights.cumsum(0) - weights
-        weights[before >= top_p * weights.sum()] = 0
-    kept = torch.zeros_like(weights).scatter_(0, best.indices, weights)
-    running = kept.cumsum(0)
-    over = torch.nonzero((running > uniform * running[-1]) & (kept > 0))
-    return int(over[0]) if len(over) else int(torch.nonzero(kept)[-1])
+    return torch.tensor([draw(logits[row], *wish) for row, *wish in wishes], dtype=torch.int64)
 
 
 def _known_format(signature: OpSignature) -> Support:
@@ -195,7 +175,8 @@ def reference_ops() -> list[OpImpl]:
 
     return [
         *(impl(fn, summed) for fn in (rms_norm, fused_add_rms_norm, layer_norm)),
-        *(impl(fn, alone) for fn in (rotary_embedding, activation, act_and_mul, sample)),
+        *(impl(fn, alone) for fn in (rotary_embedding, activation, act_and_mul)),
+        replace(impl(sample, alone), provider="numpy"),
         replace(impl(linear, tiles), supports=_known_format),
         replace(impl(embedding, alone), supports=_known_format),
     ]

@@ -12,7 +12,8 @@ from typing import Any
 __all__ = ["API_VERSION", "FIRST_VERSION", "AddedField", "version_for"]
 
 FIRST_VERSION: tuple[int, int] = (0, 9)
-API_VERSION: tuple[int, int] = (0, 11)  # (major, minor); 0.10 brought weight formats beside dense, 0.11 the op sample
+# (major, minor); 0.10 brought weight formats beside dense, 0.11 the op sample, 0.12 defined it to the bit
+API_VERSION: tuple[int, int] = (0, 12)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from octavo.executor.sampler import best_ids, top_set
+from octavo.contract.drawing import best_ids, top_set
 from octavo.scheduler.messages import TokenLogprobs
 
 __all__ = ["from_logits", "from_scores"]

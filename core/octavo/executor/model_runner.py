@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.contract import AttentionBackend, KVCache, Program, RowMode, Sample
+from octavo.contract import AttentionBackend, KVCache, Program, RowMode, Sample, reference
 from octavo.executor.batch import BatchBuilder, SequenceStore
 from octavo.executor.choosing import Choosing
 from octavo.executor.held import HeldSequence
@@ -72,7 +72,7 @@ class ModelRunner:
         limits: RunnerLimits,
         device: torch.device,
         grammars: GrammarCompiler | None = None,
-        sample: Callable[[Sample], torch.Tensor] | None = None,
+        sample: Callable[[Sample], torch.Tensor] = reference.sample,
     ) -> None:
         self._program = program
         self._groups = groups

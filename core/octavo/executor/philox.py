@@ -11,9 +11,9 @@ __all__ = ["philox4x32", "uniforms"]
 
 UInt64 = npt.NDArray[np.uint64]
 
-NUM_ROUNDS = 10
-MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # added to the key after each round
+ROUNDS = np.arange(10, dtype=np.uint64)
+MULTIPLIERS = np.array((0xD2511F53, 0xCD9E8D57), np.uint64)
+WEYL = np.array((0x9E3779B9, 0xBB67AE85), np.uint64)  # added to the key after each round
 LOW = np.uint64(0xFFFFFFFF)
 WORD = np.uint64(32)
 
@@ -29,13 +29,13 @@ def philox4x32(counter: UInt64, key: UInt64) -> UInt64:
         [n, 4] uint64, each below 2^32.
 
     """
-    c0, c1, c2, c3 = counter.T
-    k0, k1 = key.T
-    for _ in range(NUM_ROUNDS):
-        left, right = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (right >> WORD) ^ c1 ^ k0, right & LOW, (left >> WORD) ^ c3 ^ k1, left & LOW
-        k0, k1 = (k0 + WEYL[0]) & LOW, (k1 + WEYL[1]) & LOW
-    return np.stack((c0, c1, c2, c3), -1)
+    # Words 0 and 2 are multiplied, words 1 and 3 only xored; of both products each round swaps the halves.
+    even, odd = counter.T[::2], counter.T[1::2]
+    keys = key.T + ROUNDS[:, None, None] * WEYL[:, None] & LOW  # [rounds, 2, n]
+    for round_key in keys:
+        product = MULTIPLIERS[:, None] * even
+        even, odd = (product[::-1] >> WORD) ^ odd ^ round_key, product[::-1] & LOW
+    return np.stack((even[0], odd[0], even[1], odd[1]), -1)
 
 
 def uniforms(

@@ -184,13 +184,10 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _sample_op(resolver: OpResolver, vocab_size: int) -> Callable[[Sample], torch.Tensor] | None:
-    """Who draws tokens; None: the sampler itself, which is faster than the reference."""
-    if not resolver.is_offered("sample"):
-        return None
+def _sample_op(resolver: OpResolver, vocab_size: int) -> Callable[[Sample], torch.Tensor]:
+    """Who draws tokens."""
     signature = OPS["sample"].signature(torch.float32, "", {"vocab_size": vocab_size})  # of no kind of device
-    resolved = resolver.resolve(signature)
-    return None if resolved.impl.tier == "reference" else resolved.fn
+    return resolver.resolve(signature).fn
 
 
 def _load(

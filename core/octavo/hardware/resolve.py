@@ -147,10 +147,6 @@ class OpResolver:
             skipped.append(Skipped(impl.provider, impl.tier, answer.reasons))
         raise self._unserved(str(signature), skipped)
 
-    def is_offered(self, op: str) -> bool:
-        """Whether anyone but the reference has the op."""
-        return any(impl.tier != "reference" for impl in self._ops[op])
-
     def resolve_attention(self, spec: AttentionSpec) -> AttentionBackend:
         """The first attention backend that serves `spec`: the platform's in its order, then the reference.
 

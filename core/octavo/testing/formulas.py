@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -101,26 +103,36 @@ def embedding(args: Any) -> tuple[Array, ...]:
 
 
 def sample(args: Any) -> tuple[Array, ...]:
-    ids = []
-    for i, at in enumerate(args.rows.tolist()):
-        row, factor = args.logits[at].cpu().numpy(), np.float32(1 / max(float(args.temperature[i]), 1e-30))
-        if not np.isfinite(row.max()):
-            ids.append(-1)
-            continue
-        scores = (row - row.max()) * factor
-        weights = {j: math.exp(score) for j, score in enumerate(scores.tolist())}
-        kept = sorted(weights, key=lambda j, scores=scores: (-scores[j], j))  # type: ignore[misc]
-        if args.min_p[i] > 0:
-            kept = [j for j in kept if scores[j] >= np.float32(math.log(args.min_p[i]))]
-        if args.top_k[i] > 0:
-            kept = kept[: int(args.top_k[i])]
-        if args.top_p[i] < 1:
-            running = np.cumsum([weights[j] for j in kept])
-            kept = kept[: int(np.searchsorted(running, float(args.top_p[i]) * running[-1])) + 1]
-        kept.sort()
-        running = np.cumsum([weights[j] for j in kept])
-        ids.append(kept[int(np.searchsorted(running, float(args.uniform[i]) * running[-1], side="right"))])
-    return (np.array(ids, np.float64),)
+    fields = args.rows, args.temperature, args.top_k, args.top_p, args.min_p, args.uniform
+    wishes = zip(*(field.tolist() for field in fields), strict=True)
+    return (np.array([_drawn(args.logits[row].cpu().numpy(), *wish) for row, *wish in wishes], np.float64),)
+
+
+def _drawn(row: Array, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:
+    """One id, by whole numbers and fractions: nothing is rounded but what the definition rounds."""
+    if not np.isfinite(row.max()):
+        return -1
+    with np.errstate(over="ignore"):
+        scores = (row - row.max()) * np.float32(1.4426950408889634 / max(temperature, 1e-30))
+    x = np.maximum(scores, np.float32(-64))
+    power, f = np.zeros_like(x), x - np.rint(x)
+    for coefficient in ("0x1.5bba14p-10", "0x1.3cea88p-7", "0x1.c6b752p-5", "0x1.ebf9bcp-3", "0x1.62e42ap-1", "1"):
+        power = power * f + np.float32(float.fromhex(coefficient))
+    weights = [round(math.ldexp(p, int(n) + 40)) for p, n in zip(power.tolist(), np.rint(x).tolist(), strict=True)]
+    kept = [i for i, weight in enumerate(weights) if weight > 0 and weight >= Fraction(min_p) * 2**40]
+    kept.sort(key=lambda i: (-scores[i], i))
+    if top_k > 0:
+        kept = kept[:top_k]
+    if top_p < 1:
+        running = list(accumulate(weights[i] for i in kept))
+        kept = kept[: next(i for i, sum_ in enumerate(running) if sum_ >= _share(top_p) * running[-1]) + 1]
+    kept.sort()
+    running = list(accumulate(weights[i] for i in kept))
+    return next(i for i, sum_ in zip(kept, running, strict=True) if sum_ > _share(uniform) * running[-1])
+
+
+def _share(share: float) -> Fraction:
+    return Fraction(int(math.ldexp(share, 53)), 2**53)
 
 
 FORMULAS: dict[str, Callable[[Any], tuple[Array, ...]]] = {

@@ -111,7 +111,7 @@ def test_a_report_reads_as_lines_and_as_data() -> None:
     report = report_of((0, "pass"), (0, "fail"), (1, "not offered"))
     assert not report.ok
     assert summary(report) == (
-        "toy of toy (octavo-toy 1.0), contract 0.11: 1 pass, 1 fail, 1 not offered; no level is reached"
+        "toy of toy (octavo-toy 1.0), contract 0.12: 1 pass, 1 fail, 1 not offered; no level is reached"
     )
     assert line(Result("ops/x/float32", 0, "", "not offered", "no")).split() == ["none", "0", "ops/x/float32", "no"]
     data = json.loads(json.dumps(report.as_data()))
