@@ -3,6 +3,8 @@
 import contextlib
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,21 +12,36 @@ __all__ = ["huge_pages", "memory", "processor_name", "usable_threads"]
 
 ROOT = Path("/")
 _UNLIMITED = 1 << 62  # v1 writes a number near 2^63 where there is no limit
+# AArch64's /proc/cpuinfo has the numbers of the core's maker and design, and no name.
+_CORES = {
+    (0x41, 0xD07): "Cortex-A57",
+    (0x41, 0xD08): "Cortex-A72",
+    (0x41, 0xD0B): "Cortex-A76",
+    (0x41, 0xD0C): "Neoverse N1",
+    (0x41, 0xD40): "Neoverse V1",
+    (0x41, 0xD49): "Neoverse N2",
+    (0x41, 0xD4F): "Neoverse V2",
+    (0x41, 0xD84): "Neoverse V3",
+    (0x41, 0xD8E): "Neoverse N3",
+    (0xC0, 0xAC3): "AmpereOne",
+    (0xC0, 0xAC4): "AmpereOne",
+}
 
 
 def processor_name(root: Path = ROOT) -> str:
     """The processor as its maker calls it, or the architecture where that is not told."""
-    for line in _lines(root / "proc/cpuinfo"):
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Model") and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine() or "unknown processor"
+    pairs = (line.partition(":") for line in _lines(root / "proc/cpuinfo"))
+    facts = {key.strip(): value.strip() for key, _, value in pairs}
+    named = facts.get("model name") or _core_name(facts) or facts.get("Model") or _sysctl("machdep.cpu.brand_string")
+    return named or platform.processor() or platform.machine() or "unknown processor"
 
 
 def usable_threads(root: Path = ROOT) -> tuple[int, str]:
     """How many threads can run at once, and which limit says so."""
     if hasattr(os, "sched_getaffinity"):
         allowed, source = len(os.sched_getaffinity(0)), "affinity"
+    elif fast := _sysctl("hw.perflevel0.logicalcpu"):  # the others would be waited for
+        allowed, source = int(fast), "number of performance cores"
     else:
         allowed, source = os.cpu_count() or 1, "number of processors"
     quotas = [quota for quota in map(_cpu_quota, _cgroups(root, "cpu")) if quota is not None]
@@ -96,6 +113,21 @@ def _cpu_quota(folder: Path) -> float | None:
         quota_of_period = float(words[0]) / float(words[1])
         return quota_of_period if quota_of_period > 0 else None
     return None
+
+
+def _core_name(facts: dict[str, str]) -> str:
+    maker, design = facts.get("CPU implementer", ""), facts.get("CPU part", "")
+    with contextlib.suppress(ValueError):
+        return _CORES.get((int(maker, 16), int(design, 16)), f"{platform.machine()} core {design} of maker {maker}")
+    return ""
+
+
+def _sysctl(name: str) -> str:
+    """A fact that macOS tells so; empty elsewhere."""
+    if sys.platform != "darwin":
+        return ""
+    command = ["/usr/sbin/sysctl", "-n", name]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _lines(path: Path) -> list[str]:

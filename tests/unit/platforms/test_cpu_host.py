@@ -1,6 +1,7 @@
 """What the host platform believes about the machine, read from pictures of /proc and /sys."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,25 @@ def test_without_cgroups_the_machine_and_affinity_decide(root: Path) -> None:
     assert memory(root) == (10 * GIB, 16 * GIB)
     assert processor_name(root) == "Fast 9000"
     assert huge_pages(root) == "unknown"
+
+
+def test_an_arm_core_is_known_by_its_numbers(root: Path) -> None:
+    put(root, "proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x3\nCPU part\t: 0xd0c\n")
+    assert processor_name(root) == "Neoverse N1"
+    put(root, "proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x99\nCPU part\t: 0x123\n")
+    assert processor_name(root).endswith("core 0x123 of maker 0x99")
+
+
+def test_macos_is_asked_by_sysctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"machdep.cpu.brand_string": "Apple M9", "hw.perflevel0.logicalcpu": "6"}
+    monkeypatch.setattr("octavo_cpu.host.sys.platform", "darwin")
+    monkeypatch.setattr(
+        "octavo_cpu.host.subprocess.run",
+        lambda command, **_: subprocess.CompletedProcess(command, 0, stdout=facts[command[-1]] + "\n"),
+    )
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert processor_name(tmp_path) == "Apple M9"
+    assert usable_threads(tmp_path) == (6, "number of performance cores")
 
 
 @pytest.mark.parametrize(
