@@ -14,6 +14,12 @@
 extern "C" __attribute__((weak, visibility("default"))) int octavo_tiles_are_emulated();
 #endif
 
+#if defined(OCTAVO_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(OCTAVO_ARM64) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
 namespace octavo {
 namespace {
 
@@ -27,6 +33,10 @@ const Kernels* const kBuilt[] = {
 #ifdef OCTAVO_AMX
     &amx::kernels,
 #endif
+#endif
+#ifdef OCTAVO_ARM64
+    &dotprod::kernels,
+    &bf16::kernels,
 #endif
 };
 constexpr int kNumBuilt = sizeof kBuilt / sizeof kBuilt[0];
@@ -47,6 +57,36 @@ bool ask_for_tiles() {
 }
 #endif
 
+#ifdef OCTAVO_ARM64
+// Whether the processor has products of four int8; and those with one side unsigned, those of bfloat16, and float16.
+struct Features {
+    bool dotprod, bf16;
+};
+
+#if defined(__linux__)
+Features features() {
+    constexpr unsigned long kFloat16 = 1ul << 10, kDotProducts = 1ul << 20;    // of AT_HWCAP
+    constexpr unsigned long kInt8Matrices = 1ul << 13, kBFloat16 = 1ul << 14;  // of AT_HWCAP2
+    const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
+    return {(first & kDotProducts) != 0,
+            (first & kFloat16) != 0 && (second & kInt8Matrices) != 0 && (second & kBFloat16) != 0};
+}
+#elif defined(__APPLE__)
+bool has(const char* feature) {
+    int there = 0;
+    size_t size = sizeof there;
+    return sysctlbyname(feature, &there, &size, nullptr, 0) == 0 && there != 0;
+}
+Features features() {
+    return {has("hw.optional.arm.FEAT_DotProd"), has("hw.optional.arm.FEAT_FP16") &&
+                                                     has("hw.optional.arm.FEAT_I8MM") &&
+                                                     has("hw.optional.arm.FEAT_BF16")};
+}
+#else
+Features features() { return {false, false}; }
+#endif
+#endif
+
 int count_usable() {
 #ifdef OCTAVO_X86
     __builtin_cpu_init();  // asks the operating system too, whether it saves the wide registers
@@ -63,6 +103,9 @@ int count_usable() {
     if (tiles) return 5;
 #endif
     return 4;
+#elif defined(OCTAVO_ARM64)
+    const Features found = features();
+    return !found.dotprod ? 1 : !found.bf16 ? 2 : 3;
 #else
     return 1;
 #endif

@@ -20,6 +20,8 @@ constexpr uint32_t kOpen = 1u << 31;  // of Pool::state: workers may enter
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");  // waits about as long; yield does nothing on most
 #endif
 }
 

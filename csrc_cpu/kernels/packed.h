@@ -17,11 +17,6 @@ namespace OCTAVO_ISA {
 constexpr int kPackedRows = 6, kPackedVectors = 4;  // of a register block
 constexpr int kPackedPanel = kPackedVectors * kLanes;
 
-template <int N>
-struct Number {
-    static constexpr int value = N;
-};
-
 struct Pairs {
     typedef BFloat16 Element;
     typedef __m512 Sum;

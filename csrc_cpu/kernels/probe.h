@@ -25,10 +25,10 @@ template <class Word>
 OCTAVO_INLINE float probe_words(int64_t rounds, uint32_t word) {
     Floats sums[kProbeSums];
     for (int i = 0; i < kProbeSums; ++i) sums[i] = splat(float(i));  // equal ones would become one
-    const Words x = splat_word(&word), w = x;
+    const Words x = splat(word), w = x;
     for (int64_t r = 0; r < rounds; ++r) {
 #pragma GCC unroll 32
-        for (int i = 0; i < kProbeSums; ++i) sums[i] = Word::dot(sums[i], x, w);
+        for (int i = 0; i < kProbeSums; ++i) sums[i] = Word::template dot<0>(sums[i], x, w);
     }
     for (int i = 1; i < kProbeSums; ++i) sums[0] += sums[i];
     return sums[0][0];
@@ -52,10 +52,10 @@ inline int64_t probe_products(int format, int64_t rounds, float* kept) {
     Ints sums[kProbeSums];
     for (int i = 0; i < kProbeSums; ++i) sums[i] = splat(int32_t(i));
     const uint32_t word = 0x01010101u;
-    const Words x = splat_word(&word), w = x;
+    const Words x = splat(word), w = x;
     for (int64_t r = 0; r < rounds; ++r) {
 #pragma GCC unroll 32
-        for (int i = 0; i < kProbeSums; ++i) sums[i] = dot_quads(sums[i], w, x);
+        for (int i = 0; i < kProbeSums; ++i) sums[i] = dot_quads<0>(sums[i], x, w);
     }
     for (int i = 1; i < kProbeSums; ++i) sums[0] += sums[i];
     *kept = float(sums[0][0]);

@@ -16,14 +16,12 @@ namespace OCTAVO_ISA {
 constexpr int kPanelVectors = kPanelColumns / kLanes;
 constexpr int kUnitVectors = 2 * kPanelVectors;
 
-// Rows and vectors of a tile: what the registers hold beside weights and an input.
-#if defined(__AVX512F__)
-constexpr int kDenseRows = 6, kDenseVectors = 4;
-constexpr int kGroupRows = 6, kGroupVectors = 2;
-#else
-constexpr int kDenseRows = 4, kDenseVectors = 2;
-constexpr int kGroupRows = 2, kGroupVectors = 2;
-#endif
+// Rows and vectors of a tile: what the registers hold beside weights and inputs. One row alone takes more vectors, as
+// each of its sums waits for itself.
+constexpr bool kLongRows = kRegisters == 32 && kInputWords == 1;
+constexpr int kDenseRows = kLongRows ? 6 : 4, kDenseVectors = kRegisters == 32 ? 4 : 2;
+constexpr int kGroupRows = kLongRows ? 6 : kRegisters == 32 ? 4 : 2, kGroupVectors = 2;
+constexpr int kRowVectors = kLongRows ? 4 : kRegisters == 32 ? 8 : 2;
 static_assert(kUnitRows % kDenseRows == 0 && kUnitRows % kGroupRows == 0, "a unit is whole tiles");
 
 // Inputs of a dense product are summed in spans: the weights of a span stay in the second cache while rows pass by.
@@ -31,12 +29,20 @@ constexpr int64_t kSpanWords = 1536;
 
 // A word is a float.
 struct FloatWord {
-    static OCTAVO_INLINE Floats dot(Floats sum, Words x, Words w) { return fma((Floats)x, (Floats)w, sum); }
+    static constexpr int kInputBytes = 4;
+    template <int Place>
+    static OCTAVO_INLINE Floats dot(Floats sum, Words x, Words w) {
+        return dot_floats<Place>(sum, x, w);
+    }
 };
 
 // A word is a pair of bfloat16, the first in the low bits.
 struct PairWord {
-    static OCTAVO_INLINE Floats dot(Floats sum, Words x, Words w) { return dot_pairs(sum, x, w); }
+    static constexpr int kInputBytes = 2;
+    template <int Place>
+    static OCTAVO_INLINE Floats dot(Floats sum, Words x, Words w) {
+        return dot_pairs<Place>(sum, x, w);
+    }
 };
 
 // kStarted: sums of a group start at minus the offset times the sum of its inputs.
@@ -67,6 +73,7 @@ constexpr int64_t kGroupBytes = Codes::kCodeBytes + kPanelColumns * 2 * (Codes::
 // Which panel a unit's vector lies in, and its first column there.
 constexpr int panel_of(int vector) { return vector / kPanelVectors; }
 constexpr int column_of(int vector) { return vector % kPanelVectors * kLanes; }
+constexpr int kLineVectors = 64 / (4 * kLanes);  // that share a cache line
 
 // What a tile fetches meanwhile: its own weights from further on, where they come from memory; or those of the next
 // unit into the second cache.
@@ -90,10 +97,12 @@ struct FetchNext {
 };
 constexpr int kAheadOne = 16384, kAheadFew = 4096;  // bytes; one row reads fastest
 
-// c[R][vectors from `first` on] += words [begin, end) of x times the panels.
+// c[R][V vectors] += words [begin, end) of x times a unit's panels from vector `first` on. A tile begins where a panel
+// does, or lies within one: places within a panel are constants.
 template <class Word, int R, int V, class Fetch>
 void dense_tile(const char* x, int64_t x_bytes, const char* panels, int64_t panel_bytes, int first, int64_t begin,
                 int64_t end, float* c, Fetch fetch) {
+    constexpr int kPanels = (V + kPanelVectors - 1) / kPanelVectors;
     Floats sums[R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -102,23 +111,30 @@ void dense_tile(const char* x, int64_t x_bytes, const char* panels, int64_t pane
             sums[r][v] = begin == 0 ? splat(0.0f) : load(c + r * kUnitColumns + (first + v) * kLanes);
         }
     }
-    const char* w[V];
+    const char* w[kPanels];
+    for (int p = 0; p < kPanels; ++p) w[p] = panels + (panel_of(first) + p) * panel_bytes + column_of(first) * 4;
+    for (int64_t s = begin; s < end; s += kInputWords) {
+        Words inputs[R];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) w[v] = panels + panel_of(first + v) * panel_bytes + column_of(first + v) * 4;
-    for (int64_t s = begin; s < end; ++s) {
-        Words weights[V];
+        for (int r = 0; r < R && kInputWords > 1; ++r) inputs[r] = load_inputs(x + r * x_bytes + s * 4);
+        for_each_number<kInputWords>([&](auto place) OCTAVO_LAMBDA {
+            const int64_t offset = (s + place.value) * (kPanelColumns * 4);
+            Words weights[V];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) {
-            weights[v] = load_words(w[v] + s * (kPanelColumns * 4));
-            fetch.weights(w[v], s * (kPanelColumns * 4));
-        }
-        fetch.step();
+            for (int v = 0; v < V; ++v) {
+                weights[v] = load_words(w[panel_of(v)] + offset + column_of(v) * 4);
+                if (v % kLineVectors == 0) fetch.weights(w[panel_of(v)], offset + column_of(v) * 4);
+            }
+            fetch.step();
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const Words input = splat_word(x + r * x_bytes + s * 4);
+            for (int r = 0; r < R; ++r) {
+                const Words input = kInputWords > 1 ? inputs[r] : load_inputs(x + r * x_bytes + s * 4);
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) sums[r][v] = Word::dot(sums[r][v], input, weights[v]);
-        }
+                for (int v = 0; v < V; ++v) {
+                    sums[r][v] = Word::template dot<place.value>(sums[r][v], input, weights[v]);
+                }
+            }
+        });
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -140,8 +156,7 @@ struct Rows {
     OCTAVO_INLINE T* at(int row, int64_t offset) const { return heads[row / kReach] + row % kReach * stride + offset; }
 };
 
-// c[R][V vectors] = x times a unit's panels from vector `first` on, group by group. A tile begins where a panel does,
-// or lies within one: places within a panel are constants.
+// c[R][V vectors] = x times a unit's panels from vector `first` on, group by group.
 template <class Codes, int R, int V, class Fetch>
 void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t panel_bytes, int first, float* c,
                   Fetch fetch) {
@@ -162,21 +177,31 @@ void grouped_tile(const Operand& x, int64_t row, const char* panels, int64_t pan
             for (int v = 0; v < V; ++v) dots[r][v] = start;
         }
 #pragma GCC unroll 8
-        for (int q = 0; q < kGroup / 4; ++q) {
-            Words weights[V];
+        for (int first_quad = 0; first_quad < kGroup / 4; first_quad += kInputWords) {
+            Words inputs[R];
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) {
-                weights[v] = Codes::quad(w[panel_of(v)], q, column_of(v));
-                if (q < Codes::kCodeBytes / (4 * kPanelColumns)) {
-                    fetch.weights(w[panel_of(v)], (q * kPanelColumns + column_of(v)) * 4);
+            for (int r = 0; r < R && kInputWords > 1; ++r) {
+                inputs[r] = load_inputs(codes.at(r, g * kGroup + first_quad * 4));
+            }
+            for_each_number<kInputWords>([&](auto place) OCTAVO_LAMBDA {
+                const int q = first_quad + place.value;
+                Words weights[V];
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) {
+                    weights[v] = Codes::quad(w[panel_of(v)], q, column_of(v));
+                    if (q < Codes::kCodeBytes / (4 * kPanelColumns) && v % kLineVectors == 0) {
+                        fetch.weights(w[panel_of(v)], (q * kPanelColumns + column_of(v)) * 4);
+                    }
                 }
-            }
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const Words input = splat_word(codes.at(r, g * kGroup + q * 4));
+                for (int r = 0; r < R; ++r) {
+                    const Words input = kInputWords > 1 ? inputs[r] : load_inputs(codes.at(r, g * kGroup + q * 4));
 #pragma GCC unroll 8
-                for (int v = 0; v < V; ++v) dots[r][v] = dot_quads(dots[r][v], weights[v], input);
-            }
+                    for (int v = 0; v < V; ++v) {
+                        dots[r][v] = dot_quads<place.value>(dots[r][v], input, weights[v]);
+                    }
+                }
+            });
         }
         fetch.step();
 #pragma GCC unroll 8
@@ -216,32 +241,50 @@ OCTAVO_INLINE void with_rows(int64_t rows, const Body& body) {
     body(RowsOf<N>());
 }
 
+// Inputs of a dense product, from one row on.
+template <class Word>
+struct DenseInputs {
+    int64_t bytes, words;  // of a row
+    const char* data;
+
+    DenseInputs(const Operand& x, int64_t row)
+        : bytes(x.stride * Word::kInputBytes),
+          words(x.groups * kGroup * Word::kInputBytes / 4),
+          data(static_cast<const char*>(x.data) + row * bytes) {}
+};
+
+template <class Word, int V>
+void dense_row(const Product& p, float* c, int64_t row, const char* panels, int first) {
+    const DenseInputs<Word> x(p.x, row);
+    dense_tile<Word, 1, V>(x.data, x.bytes, panels, p.panel_bytes, first, 0, x.words, c, FetchAhead<kAheadOne>());
+}
+
 template <class Word, int V>
 void dense_unit(const Product& p, float* c, int64_t row, int64_t rows, const char* panels, int first) {
-    const int64_t word_bytes = 4, bytes = p.x.stride * (p.x.format == OCTAVO_FORMAT_FLOAT32 ? 4 : 2);
-    const int64_t words = p.x.groups * kGroup * (p.x.format == OCTAVO_FORMAT_FLOAT32 ? 4 : 2) / word_bytes;
-    const char* x = static_cast<const char*>(p.x.data) + row * bytes;
+    if (rows == 1) return dense_row<Word, V>(p, c, row, panels, first);
+    const DenseInputs<Word> x(p.x, row);
     const int64_t other_tiles = (rows - 1) / kDenseRows;
     const char* next = panels + (panel_of(first + V - 1) + 1) * p.panel_bytes;
     const char* const next_end = next + (panel_of(V - 1) + 1) * p.panel_bytes;
-    const int64_t lines = other_tiles ? (V * kLanes * word_bytes / 64 + other_tiles - 1) / other_tiles : 0;
+    const int64_t lines = other_tiles ? (V * kLanes * 4 / 64 + other_tiles - 1) / other_tiles : 0;
     const auto tile = [&](int64_t r, int64_t n, int64_t begin, int64_t end, auto fetch) {
         with_rows<kDenseRows>(n, [&](auto count) OCTAVO_LAMBDA {
-            dense_tile<Word, decltype(count)::rows, V>(x + r * bytes, bytes, panels, p.panel_bytes, first, begin, end,
-                                                       c + r * kUnitColumns, fetch);
+            dense_tile<Word, decltype(count)::rows, V>(x.data + r * x.bytes, x.bytes, panels, p.panel_bytes, first,
+                                                       begin, end, c + r * kUnitColumns, fetch);
         });
     };
-    for (int64_t begin = 0; begin < words; begin += kSpanWords) {
-        const int64_t end = smaller(words, begin + kSpanWords);
-        if (rows == 1) {
-            dense_tile<Word, 1, V>(x, bytes, panels, p.panel_bytes, first, begin, end, c, FetchAhead<kAheadOne>());
-            continue;
-        }
+    for (int64_t begin = 0; begin < x.words; begin += kSpanWords) {
+        const int64_t end = smaller(x.words, begin + kSpanWords);
         tile(0, smaller<int64_t>(kDenseRows, rows), begin, end, FetchAhead<kAheadFew>());
         for (int64_t r = kDenseRows; r < rows; r += kDenseRows) {
             tile(r, smaller<int64_t>(kDenseRows, rows - r), begin, end, FetchNext{next, next_end, lines});
         }
     }
+}
+
+template <class Codes, int V>
+void grouped_row(const Product& p, float* c, int64_t row, const char* panels, int first) {
+    grouped_tile<Codes, 1, V>(p.x, row, panels, p.panel_bytes, first, c, FetchAhead<kAheadOne>());
 }
 
 template <class Codes, int V>
@@ -257,9 +300,7 @@ void grouped_unit(const Product& p, float* c, int64_t row, int64_t rows, const c
                                                       fetch);
         });
     };
-    if (rows == 1) {
-        return grouped_tile<Codes, 1, V>(p.x, row, panels, p.panel_bytes, first, c, FetchAhead<kAheadOne>());
-    }
+    if (rows == 1) return grouped_row<Codes, V>(p, c, row, panels, first);
     tile(0, FetchAhead<kAheadFew>());
     for (int64_t r = kGroupRows; r < rows; r += kGroupRows) tile(r, FetchNext{next, next_end, lines});
 }
@@ -267,6 +308,11 @@ void grouped_unit(const Product& p, float* c, int64_t row, int64_t rows, const c
 template <class Word>
 void multiply_dense(const Product& p, float* c, int64_t row, int64_t rows, const char* panels, int vectors) {
     int first = 0;
+    if constexpr (kRowVectors > kDenseVectors) {
+        for (; rows == 1 && first + kRowVectors <= vectors; first += kRowVectors) {
+            dense_row<Word, kRowVectors>(p, c, row, panels, first);
+        }
+    }
     for (; first + kDenseVectors <= vectors; first += kDenseVectors) {
         dense_unit<Word, kDenseVectors>(p, c, row, rows, panels, first);
     }
@@ -275,10 +321,13 @@ void multiply_dense(const Product& p, float* c, int64_t row, int64_t rows, const
 
 template <class Codes>
 void multiply_groups(const Product& p, float* c, int64_t row, int64_t rows, const char* panels, int vectors) {
-    if (rows == 1 && vectors == kUnitVectors && kLanes == 16) {  // the sums of one row wait for each other: take more
-        return grouped_unit<Codes, 4>(p, c, row, rows, panels, 0);
+    int first = 0;
+    if constexpr (kRowVectors > kGroupVectors) {
+        for (; rows == 1 && first + kRowVectors <= vectors; first += kRowVectors) {
+            grouped_row<Codes, kRowVectors>(p, c, row, panels, first);
+        }
     }
-    for (int first = 0; first < vectors; first += kGroupVectors) {
+    for (; first < vectors; first += kGroupVectors) {
         grouped_unit<Codes, kGroupVectors>(p, c, row, rows, panels, first);
     }
 }

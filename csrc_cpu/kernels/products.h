@@ -127,7 +127,9 @@ void value_columns(int vectors, int rows, const float* p, const ValueRows<T>& va
         case 1: return value_rows<1, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
         case 2: return value_rows<2, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
         case 3:
-            if constexpr (kVectors > 3) return value_rows<3, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
+            if constexpr (kVectors > 3) {
+                return value_rows<3, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
+            }
             [[fallthrough]];
         default: return value_rows<kVectors, P>(rows, p, values, offset, first, last, o, o_stride, fetch);
     }

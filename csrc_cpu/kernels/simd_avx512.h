@@ -54,18 +54,26 @@ OCTAVO_INLINE Shorts to_float16(Floats x) {
 }
 OCTAVO_INLINE Shorts to_bfloat16(Floats x) { return generic::to_bfloat16(x); }
 
+constexpr int kInputWords = 1;
+OCTAVO_INLINE Words load_inputs(const void* p) { return generic::load_inputs(p); }
+template <int>
+OCTAVO_INLINE Floats dot_floats(Floats sum, Words x, Words w) { return generic::dot_floats(sum, x, w); }
+
 #if defined(__AVX512BF16__)
 OCTAVO_INLINE Shorts to_bfloat16_input(Floats x) { return (Shorts)_mm512_cvtneps_pbh((__m512)x); }
+template <int>
 OCTAVO_INLINE Floats dot_pairs(Floats sum, Words x, Words w) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)w);
 }
 #else
 OCTAVO_INLINE Shorts to_bfloat16_input(Floats x) { return to_bfloat16(x); }
+template <int>
 OCTAVO_INLINE Floats dot_pairs(Floats sum, Words x, Words w) { return generic::dot_pairs(sum, x, w); }
 #endif
 
 constexpr bool kSignedQuads = false;
-OCTAVO_INLINE Ints dot_quads(Ints sum, Words w, Words x) {
+template <int>
+OCTAVO_INLINE Ints dot_quads(Ints sum, Words x, Words w) {
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
 #else

@@ -39,6 +39,18 @@ OCTAVO_INLINE A larger(A a, A b) {
     return a > b ? a : b;
 }
 
+template <int N>
+struct Number {
+    static constexpr int value = N;
+};
+
+// body(number) for numbers 0 to N - 1, as constants.
+template <int N, class Body>
+OCTAVO_INLINE void for_each_number(const Body& body) {
+    if constexpr (N > 1) for_each_number<N - 1>(body);
+    body(Number<N - 1>());
+}
+
 // ---- what an instruction set's header defines
 
 OCTAVO_INLINE Floats splat(float x);
@@ -74,10 +86,17 @@ OCTAVO_INLINE Shorts to_float16(Floats x);
 OCTAVO_INLINE Shorts to_bfloat16(Floats x);
 OCTAVO_INLINE Shorts to_bfloat16_input(Floats x);  // of products, which may take subnormal numbers as zero
 
+// Inputs of products: the next kInputWords words of a row, of which a product takes the Place-th for all its lanes.
+OCTAVO_INLINE Words load_inputs(const void* p);
+// sum + products of lanes that are floats.
+template <int Place>
+OCTAVO_INLINE Floats dot_floats(Floats sum, Words x, Words w);
 // sum + products of lanes that are two bfloat16, the first in the low bits.
+template <int Place>
 OCTAVO_INLINE Floats dot_pairs(Floats sum, Words x, Words w);
 // sum + products of lanes that are four signed codes of x, and four of w: signed where kSignedQuads, else unsigned.
-OCTAVO_INLINE Ints dot_quads(Ints sum, Words w, Words x);
+template <int Place>
+OCTAVO_INLINE Ints dot_quads(Ints sum, Words x, Words w);
 
 // ---- without an instruction; OCTAVO_ISA:: is the instruction set's own
 
@@ -179,11 +198,20 @@ OCTAVO_INLINE Shorts to_bfloat16(Floats x) {
     return OCTAVO_ISA::narrow(rounded);
 }
 
+// One word in every lane.
+OCTAVO_INLINE Words load_inputs(const void* p) {
+    uint32_t word;
+    std::memcpy(&word, p, sizeof word);
+    return OCTAVO_ISA::splat(word);
+}
+OCTAVO_INLINE Floats dot_floats(Floats sum, Words x, Words w) {
+    return OCTAVO_ISA::fma((Floats)x, (Floats)w, sum);
+}
 OCTAVO_INLINE Floats dot_pairs(Floats sum, Words x, Words w) {
     sum = OCTAVO_ISA::fma((Floats)(x << 16), (Floats)(w << 16), sum);
     return OCTAVO_ISA::fma((Floats)(x & 0xffff0000u), (Floats)(w & 0xffff0000u), sum);
 }
-OCTAVO_INLINE Ints dot_quads(Ints sum, Words w, Words x) {
+OCTAVO_INLINE Ints dot_quads(Ints sum, Words x, Words w) {
     for (int i = 0; i < 4; ++i) sum += (Ints)(w >> (8 * i) & 255u) * ((Ints)(x << (24 - 8 * i)) >> 24);
     return sum;
 }

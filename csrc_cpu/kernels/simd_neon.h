@@ -46,29 +46,49 @@ OCTAVO_INLINE Shorts to_float16(Floats x) { return (Shorts)vcvt_f16_f32((float32
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 OCTAVO_INLINE Shorts to_bfloat16(Floats x) { return (Shorts)vcvt_bf16_f32((float32x4_t)x); }
-// Rounds the sum of a pair's products by itself, to odd, and takes subnormal numbers as zero.
-OCTAVO_INLINE Floats dot_pairs(Floats sum, Words x, Words w) {
-    return (Floats)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)x, (bfloat16x8_t)w);
-}
 #else
 OCTAVO_INLINE Shorts to_bfloat16(Floats x) { return generic::to_bfloat16(x); }
-OCTAVO_INLINE Floats dot_pairs(Floats sum, Words x, Words w) { return generic::dot_pairs(sum, x, w); }
 #endif
 OCTAVO_INLINE Shorts to_bfloat16_input(Floats x) { return to_bfloat16(x); }
 
+constexpr int kInputWords = 4;  // products take a lane of a vector
+OCTAVO_INLINE Words load_inputs(const void* p) {
+    uint32x4_t x = vld1q_u32(static_cast<const uint32_t*>(p));
+    asm("" : "+w"(x));  // gcc would load lanes one by one, as integers
+    return (Words)x;
+}
+
+template <int Place>
+OCTAVO_INLINE Floats dot_floats(Floats sum, Words x, Words w) {
+    return (Floats)vfmaq_laneq_f32((float32x4_t)sum, (float32x4_t)w, (float32x4_t)x, Place);
+}
+
+template <int Place>
+OCTAVO_INLINE Floats dot_pairs(Floats sum, Words x, Words w) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    // Rounds the sum of a pair's products by itself, to odd, and takes subnormal numbers as zero.
+    return (Floats)vbfdotq_laneq_f32((float32x4_t)sum, (bfloat16x8_t)w, (bfloat16x8_t)x, Place);
+#else
+    sum = dot_floats<Place>(sum, x << 16, w << 16);
+    return dot_floats<Place>(sum, x & 0xffff0000u, w & 0xffff0000u);
+#endif
+}
+
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool kSignedQuads = false;
-OCTAVO_INLINE Ints dot_quads(Ints sum, Words w, Words x) {
-    return (Ints)vusdotq_s32((int32x4_t)sum, (uint8x16_t)w, (int8x16_t)x);
+template <int Place>
+OCTAVO_INLINE Ints dot_quads(Ints sum, Words x, Words w) {
+    return (Ints)vusdotq_laneq_s32((int32x4_t)sum, (uint8x16_t)w, (int8x16_t)x, Place);
 }
 #else
 constexpr bool kSignedQuads = true;
-OCTAVO_INLINE Ints dot_quads(Ints sum, Words w, Words x) {
-    const int8x16_t a = (int8x16_t)w, b = (int8x16_t)x;
+template <int Place>
+OCTAVO_INLINE Ints dot_quads(Ints sum, Words x, Words w) {
 #if defined(__ARM_FEATURE_DOTPROD)
-    return (Ints)vdotq_s32((int32x4_t)sum, a, b);
+    return (Ints)vdotq_laneq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)x, Place);
 #else
     // Codes of x are within 127 of 0, so that two products fit in 16 bits.
+    const int8x16_t a = (int8x16_t)vdupq_laneq_s32((int32x4_t)x, Place), b = (int8x16_t)w;
     const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b)), high = vmull_high_s8(a, b);
     return (Ints)vpadalq_s16((int32x4_t)sum, vpaddq_s16(low, high));
 #endif

@@ -34,10 +34,16 @@ OCTAVO_INLINE Shorts to_float16(Floats x) { return generic::to_float16(x); }
 OCTAVO_INLINE Shorts to_bfloat16(Floats x) { return generic::to_bfloat16(x); }
 OCTAVO_INLINE Shorts to_bfloat16_input(Floats x) { return to_bfloat16(x); }
 
+constexpr int kInputWords = 1;
+OCTAVO_INLINE Words load_inputs(const void* p) { return generic::load_inputs(p); }
+template <int>
+OCTAVO_INLINE Floats dot_floats(Floats sum, Words x, Words w) { return generic::dot_floats(sum, x, w); }
+template <int>
 OCTAVO_INLINE Floats dot_pairs(Floats sum, Words x, Words w) { return generic::dot_pairs(sum, x, w); }
 
 constexpr bool kSignedQuads = false;
-OCTAVO_INLINE Ints dot_quads(Ints sum, Words w, Words x) { return generic::dot_quads(sum, w, x); }
+template <int>
+OCTAVO_INLINE Ints dot_quads(Ints sum, Words x, Words w) { return generic::dot_quads(sum, x, w); }
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

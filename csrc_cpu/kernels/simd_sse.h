@@ -36,10 +36,16 @@ OCTAVO_INLINE Shorts to_float16(Floats x) { return generic::to_float16(x); }
 OCTAVO_INLINE Shorts to_bfloat16(Floats x) { return generic::to_bfloat16(x); }
 OCTAVO_INLINE Shorts to_bfloat16_input(Floats x) { return to_bfloat16(x); }
 
+constexpr int kInputWords = 1;
+OCTAVO_INLINE Words load_inputs(const void* p) { return generic::load_inputs(p); }
+template <int>
+OCTAVO_INLINE Floats dot_floats(Floats sum, Words x, Words w) { return generic::dot_floats(sum, x, w); }
+template <int>
 OCTAVO_INLINE Floats dot_pairs(Floats sum, Words x, Words w) { return generic::dot_pairs(sum, x, w); }
 
 constexpr bool kSignedQuads = false;
-OCTAVO_INLINE Ints dot_quads(Ints sum, Words w, Words x) {
+template <int>
+OCTAVO_INLINE Ints dot_quads(Ints sum, Words x, Words w) {
     const __m128i low = _mm_set1_epi16(0xff), u = (__m128i)w, s = (__m128i)x;
     const __m128i even = _mm_madd_epi16(_mm_and_si128(u, low), _mm_srai_epi16(_mm_slli_epi16(s, 8), 8));
     const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(u, 8), _mm_srai_epi16(s, 8));

@@ -221,5 +221,13 @@ extern const Kernels kernels;
 }
 #endif
 #endif
+#ifdef OCTAVO_ARM64
+namespace dotprod {
+extern const Kernels kernels;
+}
+namespace bf16 {
+extern const Kernels kernels;
+}
+#endif
 
 }  // namespace octavo
