@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from octavo.contract import DecoderSpec
+from octavo.contract import DecoderSpec, Moe
 from octavo.errors import ModelError, shown
 from octavo.model.config import ConfigView
 
@@ -40,7 +40,7 @@ def check_sizes(c: ConfigView) -> None:
 
 
 def check_spec(spec: DecoderSpec) -> None:
-    """Refuse a spec that holds what its types do not say.
+    """Refuse a spec that holds what its types do not say, or mixtures that have too few experts to choose from.
 
     Raises:
         ModelError: names the first such value, and what it must be.
@@ -49,6 +49,26 @@ def check_spec(spec: DecoderSpec) -> None:
     for name, value, kind in _values(spec, seen=set()):
         if not _fits(value, kind, name.rpartition(".")[2]):
             raise ModelError(f"{name} must be {_words(kind)}, the config makes it {shown(value)}")
+    for moe in dict.fromkeys(layer.mlp for layer in spec.layers if isinstance(layer.mlp, Moe)):
+        _check_choice(moe)
+
+
+def _check_choice(moe: Moe) -> None:
+    """Refuse a mixture that would choose experts, or groups of them, that are not there."""
+    num_left, groups = moe.num_experts, moe.groups
+    if groups:
+        if moe.num_experts % groups.num_groups:
+            raise ModelError(f"{moe.num_experts} experts cannot be {groups.num_groups} groups of one size")
+        size = moe.num_experts // groups.num_groups
+        _check_at_most("mlp.groups.num_kept", groups.num_kept, groups.num_groups, "the groups")
+        _check_at_most("mlp.groups.top_per_group", groups.top_per_group, size, "the experts of a group")
+        num_left = groups.num_kept * size
+    _check_at_most("mlp.top_k", moe.top_k, num_left, "the experts of the groups kept" if groups else "the experts")
+
+
+def _check_at_most(name: str, value: int, most: int, of: str) -> None:
+    if value > most:
+        raise ModelError(f"{name} must be at most {most}, {of}, the config makes it {value}")
 
 
 def _values(part: Any, seen: set[int], where: str = "") -> Iterator[tuple[str, Any, Any]]:

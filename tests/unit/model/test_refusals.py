@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from doubles.family_cases import CASES
 from doubles.tiny_models import Tiny, base, folder_files
 from safetensors.torch import load_file, save_file
 
@@ -131,6 +132,33 @@ def test_what_no_family_covers(folder: Path, changes: dict[str, Any], said: str)
 def test_configs_that_make_no_model(folder: Path, changes: dict[str, Any], said: str) -> None:
     edit_config(folder, **changes)
     assert said in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"num_experts_per_tok": 9},
+            "mlp.top_k must be at most 4, the experts of the groups kept, the config makes it 9",
+        ),
+        ({"num_experts_per_tok": 5}, "mlp.top_k must be at most 4"),
+        ({"n_group": 3}, "8 experts cannot be 3 groups of one size"),
+        ({"topk_group": 5}, "mlp.groups.num_kept must be at most 4, the groups, the config makes it 5"),
+        ({"n_group": 8}, "mlp.groups.top_per_group must be at most 1, the experts of a group, the config makes it 2"),
+    ],
+)
+def test_mixtures_that_choose_more_than_there_is(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    CASES["deepseek_v3-yarn"].save(tmp_path)
+    edit_config(tmp_path, **changes)
+    assert said in refusal(tmp_path)
+
+
+def test_a_token_takes_no_more_experts_than_there_are(tmp_path: Path) -> None:
+    CASES["qwen3_moe"].save(tmp_path)
+    edit_config(tmp_path, num_experts_per_tok=8)
+    describe_model(folder_files(tmp_path), 64)
+    edit_config(tmp_path, num_experts_per_tok=9)
+    assert "mlp.top_k must be at most 8, the experts, the config makes it 9" in refusal(tmp_path)
 
 
 def test_a_missing_tensor(folder: Path) -> None:
