@@ -44,7 +44,7 @@ struct RowCut {
     bool bands;  // whether weights serve several units of rows one right after another
 };
 RowCut row_cut(const Kernels& k, int format) {
-    if (k.tiled && format == OCTAVO_FORMAT_BFLOAT16) return {kTiledUnitRows, kTwoTiles, true};
+    if (k.tiled && format != OCTAVO_FORMAT_FLOAT32) return {kTiledUnitRows, kTwoTiles, true};
     return {kUnitRows, kTileRowsAlign, false};
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "elementwise.h"
+#include "multiply.h"
 #include "operand.h"
-#include "product.h"
 #include "table.h"
 
 namespace octavo {

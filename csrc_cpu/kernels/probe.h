@@ -2,6 +2,7 @@
 #pragma once
 
 #include "product.h"
+#include "tile_product.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {

@@ -8,7 +8,6 @@
 #include "numeric.h"
 #include "simd.h"
 #include "table.h"
-#include "tile_product.h"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -329,23 +328,6 @@ void multiply_groups(const Product& p, float* c, int64_t row, int64_t rows, cons
     }
     for (; first < vectors; first += kGroupVectors) {
         grouped_unit<Codes, kGroupVectors>(p, c, row, rows, panels, first);
-    }
-}
-
-// c[rows][kUnitColumns] = rows of x times `panels` panels.
-inline void multiply(const Product& p, float* c, int64_t row, int64_t rows, int64_t panel, int panels) {
-    const char* w = static_cast<const char*>(p.weight.data) + panel * p.panel_bytes;
-    const int vectors = panels * kPanelVectors;
-    switch (p.weight.format) {
-        case OCTAVO_FORMAT_FLOAT32: return multiply_dense<FloatWord>(p, c, row, rows, w, vectors);
-#if defined(OCTAVO_TILES)
-        case OCTAVO_FORMAT_BFLOAT16: return multiply_on_tiles(p, c, row, rows, w, panels);
-#else
-        case OCTAVO_FORMAT_BFLOAT16: return multiply_dense<PairWord>(p, c, row, rows, w, vectors);
-#endif
-        case OCTAVO_FORMAT_INT8: return multiply_groups<Int8Codes>(p, c, row, rows, w, vectors);
-        case OCTAVO_FORMAT_INT4: return multiply_groups<Int4Codes>(p, c, row, rows, w, vectors);
-        default: return multiply_groups<Int4MinCodes>(p, c, row, rows, w, vectors);
     }
 }
 

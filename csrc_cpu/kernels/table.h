@@ -172,7 +172,7 @@ struct LogitRow {
 
 struct Kernels {
     const char* name;
-    bool tiled;  // products of bfloat16 run on the tiles of AMX
+    bool tiled;  // products of bfloat16, and those of codes for many rows, run on the tiles of AMX
     // One unit of a product: rows [row, row + rows), outputs of panels [panel, panel + panels).
     void (*product)(const Product&, float* scratch, int64_t row, int64_t rows, int64_t panel, int panels);
     void (*prepare)(const Prepare&, int64_t begin, int64_t end);  // rows
