@@ -256,13 +256,28 @@ struct PackedChunk {
             score<true>(view, blocks, range, w, fetch);
         }
         auto* words = reinterpret_cast<uint32_t*>(w.keys);
-        for (int r = 0; r < view.rows; ++r) {
-            Seen seen = seen_by(view, range, r);
-            if constexpr (Dot::kParts > 1) seen.scale *= w.query_scales[r];
-            soften_packed_row(Dot(), w.scores + r * kChunk, range, seen, scales, r, words,
-                              Dot::kParts > 1 ? w.weight_scales + r : nullptr, to.max[r], to.sum[r]);
+        constexpr int W = kChunk / P * Dot::kParts;  // of a row
+        for (int r = 0; r < view.rows;) {
+            r += soften(view, range, r, view.rows, {w.scores + r * kChunk, kChunk, words + r * W, W}, scales, w, to);
         }
         weigh(view, blocks, range, {words, w.weight_scales}, fetch, to.out);
+    }
+
+protected:
+    // Takes row `row` from scores to weights, and the next one too, below `end`, where two go together; returns how
+    // many.
+    static int soften(const TileView& view, const ChunkRange& range, int row, int end, const SoftRows& rows,
+                      const TokenScales& scales, const Workspace& w, const RowSums& to) {
+        Seen seen = seen_by(view, range, row);
+        if constexpr (Dot::kParts > 1) {
+            seen.scale *= w.query_scales[row];
+        } else if (row + 1 < end && sees_all(seen) && sees_all(seen_by(view, range, row + 1))) {
+            soften_two(Dot(), rows, seen, to.max + row, to.sum + row);
+            if (to.max[row] != kNone && to.max[row + 1] != kNone) return 2;
+        }
+        soften_packed_row(Dot(), rows, range, seen, scales, Dot::kParts > 1 ? w.weight_scales + row : nullptr,
+                          to.max[row], to.sum[row]);
+        return 1;
     }
 
 private:
@@ -348,11 +363,8 @@ struct TileChunk : PackedChunk<Dot, A> {
         const PackedQuery query = {reinterpret_cast<const uint32_t*>(w.query), nullptr, PackedChunk<Dot, A>::lanes(g)};
         TileWork<Dot, Next> work = {g,        range,          blocks, query,  strips(view), w.tiles, w.keys,
                                     w.values, w.weight_scales, to.out, Workspace::out_stride(g), fetch};
-        work.run([&](int row, float* scores, uint32_t* weights) OCTAVO_LAMBDA {
-            Seen seen = seen_by(view, range, row);
-            if constexpr (Dot::kParts > 1) seen.scale *= w.query_scales[row];
-            soften_packed_row(Dot(), scores, range, seen, scales, 0, weights,
-                              Dot::kParts > 1 ? w.weight_scales + row : nullptr, to.max[row], to.sum[row]);
+        work.run([&](int row, int end, const SoftRows& rows) OCTAVO_LAMBDA {
+            return PackedChunk<Dot, A>::soften(view, range, row, end, rows, scales, w, to);
         });
     }
 };

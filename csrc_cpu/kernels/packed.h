@@ -133,36 +133,30 @@ void packed_value_block(const PackedWeights& p, int row, const octavo_attention&
     typename Dot::Sum sums[R * N];
 #pragma GCC unroll 8
     for (int i = 0; i < R * N; ++i) sums[i] = Dot::start(0);
-    // Lanes [begin, end) of tokens. Elements outside of `keep` belong to tokens out of reach: perhaps NaN, which a
-    // weight of zero does not undo.
-    const auto add = [&](int begin, int end, auto masked, uint32_t keep) OCTAVO_LAMBDA {
-        for (int lane = begin; lane < end;) {
-            const int block = lane / per_block, stop = smaller(end, (block + 1) * per_block);
-            const char* v = reinterpret_cast<const char*>(blocks[block]) + (lane - block * per_block) * stride + offset;
-            for (; lane < stop; ++lane, v += stride) {
-                __m512i x[N];
+    // Where pairs reach out of the range at an end, the element there is perhaps NaN, which a weight of zero does not
+    // undo. Codes are finite whatever they are.
+    const int low_edge = P == 2 && range.first % 2 ? range.first / 2 : -1;
+    const int high_edge = P == 2 && range.last % 2 ? range.last / 2 : -1;
+    for (int lane = range.first / P, end = (range.last + P - 1) / P; lane < end;) {
+        const int block = lane / per_block, stop = smaller(end, (block + 1) * per_block);
+        const char* v = reinterpret_cast<const char*>(blocks[block]) + (lane - block * per_block) * stride + offset;
+        for (; lane < stop; ++lane, v += stride) {
+            __m512i x[N];
 #pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) {
-                    x[n] = _mm512_loadu_si512(v + n * 64);
-                    if constexpr (masked.value != 0) x[n] = _mm512_and_si512(x[n], _mm512_set1_epi32(int(keep)));
-                }
-                fetch.step();
+            for (int n = 0; n < N; ++n) x[n] = _mm512_loadu_si512(v + n * 64);
+            if (P == 2 && __builtin_expect(lane == low_edge || lane == high_edge, 0)) {
+                const __m512i keep = _mm512_set1_epi32(lane == low_edge ? int(0xffff0000u) : 0x0000ffff);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) {
-                    const __m512i w = _mm512_set1_epi32(int(words[r * W + lane]));
+                for (int n = 0; n < N; ++n) x[n] = _mm512_and_si512(x[n], keep);
+            }
+            fetch.step();
 #pragma GCC unroll 8
-                    for (int n = 0; n < N; ++n) sums[r * N + n] = Dot::add_value(sums[r * N + n], x[n], w);
-                }
+            for (int r = 0; r < R; ++r) {
+                const __m512i w = _mm512_set1_epi32(int(words[r * W + lane]));
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n) sums[r * N + n] = Dot::add_value(sums[r * N + n], x[n], w);
             }
         }
-    };
-    if constexpr (P == 2) {
-        const int begin = (range.first + 1) / 2, end = range.last / 2;  // of whole pairs
-        if (range.first % 2) add(begin - 1, begin, Number<1>(), 0xffff0000u);
-        add(begin, end, Number<0>(), 0);
-        if (range.last % 2) add(end, end + 1, Number<1>(), 0x0000ffffu);
-    } else {
-        add(range.first / P, (range.last + P - 1) / P, Number<0>(), 0);  // codes are finite whatever they are
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r += Dot::kParts) {
@@ -296,11 +290,10 @@ OCTAVO_INLINE __m512 weight(const __m512* x, int v, const Seen& seen, __m512 top
 }
 
 template <bool Whole>
-OCTAVO_INLINE void soften_packed(Pairs, const float* s, const Seen& seen, const TokenScales&, int row, uint32_t* words,
-                                 float*, float& row_max, float& row_sum) {
+OCTAVO_INLINE void soften_packed(Pairs, const float* s, const Seen& seen, const TokenScales&, uint32_t* words, float*,
+                                 float& row_max, float& row_sum) {
     __m512 x[kChunkVectors];
     row_max = load_scores<Whole>(s, seen, nullptr, x);
-    words += row * (kChunk / 2);
     const __m512 top = _mm512_set1_ps(row_max);
     __m512 total = _mm512_setzero_ps();
 #pragma GCC unroll 8
@@ -314,8 +307,8 @@ OCTAVO_INLINE void soften_packed(Pairs, const float* s, const Seen& seen, const 
 }
 
 template <bool Whole>
-OCTAVO_INLINE void soften_packed(Fours, const float* s, const Seen& seen, const TokenScales& scales, int row,
-                                 uint32_t* words, float* weight_scale, float& row_max, float& row_sum) {
+OCTAVO_INLINE void soften_packed(Fours, const float* s, const Seen& seen, const TokenScales& scales, uint32_t* words,
+                                 float* weight_scale, float& row_max, float& row_sum) {
     __m512 x[kChunkVectors];
     row_max = load_scores<Whole>(s, seen, scales.keys, x);
     const __m512 top = _mm512_set1_ps(row_max);
@@ -335,13 +328,57 @@ OCTAVO_INLINE void soften_packed(Fours, const float* s, const Seen& seen, const 
     std::memcpy(&size_of_largest, &bits, sizeof bits);
     *weight_scale = size_of_largest / 65280.0f;
     const __m512 inverse = _mm512_set1_ps(size_of_largest > 1e-30f ? 65280.0f / size_of_largest : 0.0f);
-    char* const high = reinterpret_cast<char*>(words) + 2 * row * kChunk;
+    char* const high = reinterpret_cast<char*>(words);
 #pragma GCC unroll 8
     for (int v = 0; v < kChunkVectors; ++v) {
         const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x[v], inverse));
         _mm_storeu_si128((__m128i*)(high + v * kLanes), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
         _mm_storeu_si128((__m128i*)(high + kChunk + v * kLanes), _mm512_cvtepi32_epi8(whole));
     }
+}
+
+// Where rows' scores and weights lie.
+struct SoftRows {
+    float* scores;
+    int64_t score_stride;
+    uint32_t* weights;
+    int64_t weight_stride;
+};
+
+// Whether a row sees all of a chunk, its scores as they are.
+OCTAVO_INLINE bool sees_all(const Seen& seen) { return seen.low == 0 && seen.high == kChunk && seen.softcap == 0.0f; }
+
+// Two rows that see all of a chunk: as one by one, but neither waits for the other.
+OCTAVO_INLINE void soften_two(Pairs, const SoftRows& rows, const Seen& seen, float* row_max, float* row_sum) {
+    constexpr int kTwo = 2;
+    const __m512 scale = _mm512_set1_ps(seen.scale * kLog2E);
+    __m512 x[kTwo][kChunkVectors], top[kTwo], total[kTwo];
+#pragma GCC unroll 8
+    for (int v = 0; v < kChunkVectors; ++v) {
+#pragma GCC unroll 2
+        for (int r = 0; r < kTwo; ++r) {
+            x[r][v] = _mm512_mul_ps(_mm512_loadu_ps(rows.scores + r * rows.score_stride + v * kLanes), scale);
+            top[r] = v == 0 ? x[r][0] : _mm512_max_ps(top[r], x[r][v]);
+        }
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < kTwo; ++r) {
+        row_max[r] = _mm512_reduce_max_ps(top[r]);
+        top[r] = _mm512_set1_ps(row_max[r]);
+        total[r] = _mm512_setzero_ps();
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kChunkVectors; v += 2) {
+#pragma GCC unroll 2
+        for (int r = 0; r < kTwo; ++r) {
+            const __m512bh p = _mm512_cvtne2ps_pbh(weight<true>(x[r], v + 1, seen, top[r]),
+                                                   weight<true>(x[r], v, seen, top[r]));
+            _mm512_storeu_si512(rows.weights + r * rows.weight_stride + v * (kLanes / 2), (__m512i)p);
+            total[r] = _mm512_dpbf16_ps(total[r], p, (__m512bh)_mm512_set1_epi32(0x3f803f80));
+        }
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < kTwo; ++r) row_sum[r] = _mm512_reduce_add_ps(total[r]);
 }
 
 // Caps a row's scores in place; what is left to do is to multiply by 1.
@@ -353,22 +390,22 @@ OCTAVO_INLINE void cap_scores(float* s, const ChunkRange& range, const Seen& see
     }
 }
 
-// Scores of one row to weights: packed rows row * kParts on of `words`, all of the chunk.
+// Scores of one row to weights, all of the chunk.
 template <class Dot>
-OCTAVO_INLINE void soften_packed_row(Dot dot, float* s, const ChunkRange& range, Seen seen, TokenScales scales, int row,
-                                     uint32_t* words, float* weight_scale, float& row_max, float& row_sum) {
+OCTAVO_INLINE void soften_packed_row(Dot dot, const SoftRows& row, const ChunkRange& range, Seen seen,
+                                     TokenScales scales, float* weight_scale, float& row_max, float& row_sum) {
     if (seen.softcap > 0.0f) {
-        cap_scores(s, range, seen, scales.keys);
+        cap_scores(row.scores, range, seen, scales.keys);
         seen.scale = 1.0f;
         scales.keys = nullptr;
     }
     if (seen.low == 0 && seen.high == kChunk) {
-        soften_packed<true>(dot, s, seen, scales, row, words, weight_scale, row_max, row_sum);
+        soften_packed<true>(dot, row.scores, seen, scales, row.weights, weight_scale, row_max, row_sum);
     } else {
-        soften_packed<false>(dot, s, seen, scales, row, words, weight_scale, row_max, row_sum);
+        soften_packed<false>(dot, row.scores, seen, scales, row.weights, weight_scale, row_max, row_sum);
     }
     if (row_max == kNone) {  // nothing is seen
-        std::memset(words + row * Dot::kParts * (kChunk / Dot::kPack), 0, kChunk / Dot::kPack * 4 * Dot::kParts);
+        std::memset(row.weights, 0, kChunk / Dot::kPack * 4 * Dot::kParts);
         row_sum = 0.0f;
         if (weight_scale) *weight_scale = 0.0f;
     }

@@ -283,7 +283,7 @@ struct TileWork {
 
     static constexpr int kParts = Dot::kParts;
 
-    // soften(row, scores, weights) takes a row's scores to its weights.
+    // soften(row, end, rows) takes one row or two, below `end`, from scores to weights, and returns how many.
     template <class Soften>
     void run(const Soften& soften) {
         const Panels tokens(range.first / kLanes, (range.last + kLanes - 1) / kLanes), dims(0, int(stride) / kLanes);
@@ -293,11 +293,11 @@ struct TileWork {
         for (int strip = 0; strip < strips.count; ++strip) {
             const int weighs = strip > 0 ? dims.count : 0, scores = strip + 1 < strips.count ? tokens.count : 0;
             int done = 0;
-            for (int i = 0; i < strips.height; ++i) {
-                soften(strips.first(strip) + i, row_scores(strip, i),
-                       scratch.weights(strip) + i * kParts * Dot::kWeightStride);
+            const int first = strips.first(strip);
+            for (int i = 0; i < strips.height;) {
+                i += soften(first + i, first + strips.height, rows_at(strip, i));
                 // As much of the products' work as is due after so many of the rows.
-                for (; done * strips.height < (weighs + scores) * (i + 1); ++done) {
+                for (; done * strips.height < (weighs + scores) * i; ++done) {
                     if (done < weighs) {
                         weigh(strip - 1, dims, done);
                     } else {
@@ -325,8 +325,8 @@ private:
         });
     }
 
-    // The scores of row i of a strip; whole numbers are made floats, in place.
-    float* row_scores(int strip, int i) const {
+    // The rows of a strip from i on; whole numbers of the first are made floats, in place.
+    SoftRows rows_at(int strip, int i) const {
         float* const s = scratch.scores(strip) + i * kParts * kScoreStride;
         if constexpr (kParts > 1) {
             for (int at = range.first / kLanes * kLanes; at < range.last; at += kLanes) {
@@ -334,7 +334,8 @@ private:
                 _mm512_storeu_ps(s + at, Dot::join(high, low, 128.0f));
             }
         }
-        return s;
+        constexpr int W = kParts * Dot::kWeightStride;
+        return {s, kScoreStride, scratch.weights(strip) + i * W, W};
     }
 
     void weigh(int strip, const Panels& dims, int panel) const {
