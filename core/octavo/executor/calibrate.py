@@ -64,7 +64,7 @@ def calibrator(
             return {slot: squares for slot, squares in found.items() if slot not in overflown}
 
         try:
-            return Calibration((description.files.path, own), text, dtype).squares(find)
+            return Calibration((description.files.path, own), text, dtype, max_model_len).squares(find)
         except ConfigError:
             raise
         except Exception as error:  # of a tokenizer, or of an op

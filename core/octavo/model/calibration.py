@@ -1,7 +1,8 @@
 """Calibration: the text by which weights of 4 bits are fitted, and what was found by it, kept for the next start.
 
 One file a model and text, `calibration/HASH.safetensors` in the cache folder. The hash is of the paths, sizes and
-times of the model's files, of the text and of the dtype; a file that cannot be read is made anew.
+times of the model's files, of the text, of the length of its pieces and of the dtype; a file that cannot be read is
+made anew.
 """
 
 import hashlib
@@ -73,13 +74,14 @@ def cut(token_ids: Sequence[int], file: str | None, max_model_len: int) -> list[
 class Calibration:
     """What was found on a model by a text; made at need, kept in the cache folder."""
 
-    def __init__(self, paths: Iterable[Path], text: str, dtype: torch.dtype) -> None:
+    def __init__(self, paths: Iterable[Path], text: str, dtype: torch.dtype, max_model_len: int = PIECE_LEN) -> None:
         """For a model.
 
         Args:
             paths: its files, and folders whose files are its.
             text: by which it is calibrated.
             dtype: in which.
+            max_model_len: tokens that a piece of the text has at most, where it is below PIECE_LEN.
 
         """
         digest = hashlib.sha256(FORMAT)
@@ -88,7 +90,7 @@ class Calibration:
                 if file.is_file():
                     status = file.stat()
                     digest.update(f"{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-        digest.update(f"{dtype}\0{text}".encode())
+        digest.update(f"{dtype}\0{min(PIECE_LEN, max_model_len)}\0{text}".encode())
         self._name = f"{digest.hexdigest()[:32]}.safetensors"
 
     def squares(self, find: Callable[[], Squares]) -> Squares:

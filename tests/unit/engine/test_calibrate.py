@@ -69,6 +69,12 @@ def test_every_matrix_is_fitted(model: NativeModel, tmp_path: Path) -> None:
     assert not torch.equal(own["layers.0.attn.qkv"], other["layers.0.attn.qkv"])
 
 
+def test_a_start_with_shorter_pieces_leaves_nothing_to_the_next(model: NativeModel) -> None:
+    """Weights would else depend on which start came first."""
+    short = importance(model, max_model_len=32)
+    assert not torch.equal(short["layers.0.attn.qkv"], importance(model)["layers.0.attn.qkv"])
+
+
 def test_a_text_that_cannot_serve(model: NativeModel, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"calibration_file .* has \d+ tokens of this model, at least 512 are needed"):
         importance(model, calibration_file=text_of(tmp_path, "short"))
