@@ -24,6 +24,7 @@ __all__ = ["NUM_PIECES", "PIECE_LEN", "Calibration", "calibration_text", "cut"]
 
 NUM_PIECES, PIECE_LEN = 8, 512  # sequences at most, and tokens of each
 MIN_TOKENS = 512
+MAX_BYTES = 16 << 20  # of a text, all of which is cut into tokens: ten seconds and 2 GB
 FORMAT = b"1"  # of what is kept
 
 logger = logging.getLogger(__name__)
@@ -35,18 +36,25 @@ def calibration_text(file: str | None) -> str:
     """The user's text, or the one that ships with Octavo.
 
     Raises:
-        ConfigError: it cannot be read, or is empty.
+        ConfigError: it cannot be read, is empty, or is over MAX_BYTES.
 
     """
     if file is None:
         return files("octavo.model").joinpath("calibration.txt").read_text(encoding="utf-8")
     try:
-        text = Path(file).expanduser().read_text(encoding="utf-8")
+        with Path(file).expanduser().open("rb") as source:
+            given = source.read(MAX_BYTES + 1)
+        text = given.decode("utf-8").replace("\r\n", "\n") if len(given) <= MAX_BYTES else ""
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"cannot read calibration_file {file} ({reason}); name a text in UTF-8, or unset it for Octavo's own"
         ) from error
+    if len(given) > MAX_BYTES:
+        raise ConfigError(
+            f"calibration_file {file} is over {MAX_BYTES >> 20} MiB, of which {NUM_PIECES * PIECE_LEN} tokens would be "
+            "taken; name a part of it"
+        )
     if not text.strip():
         raise ConfigError(f"calibration_file {file} is empty; name a text of at least {MIN_TOKENS} tokens, or unset it")
     return text

@@ -49,6 +49,16 @@ def test_a_text_of_ones_own(tmp_path: Path) -> None:
             calibration_text(str(missing))
 
 
+def test_a_text_that_is_too_long_is_refused_before_it_takes_the_memory(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    with file.open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"calibration_file .*text is over 16 MiB, .*; name a part of it"):
+        calibration_text(str(file))
+    file.write_bytes(b"one\r\ntwo")
+    assert calibration_text(str(file)) == "one\ntwo"
+
+
 def test_pieces_lie_at_even_distances() -> None:
     ids = range(100_000)
     pieces = cut(ids, None, 8192)
