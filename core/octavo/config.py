@@ -69,7 +69,7 @@ class ModelConfig:
     )
     calibration_file: str | None = _setting(
         None,
-        "text in UTF-8, 512 tokens or more, by which int4 finds the columns of weights that matter; unset: a mixed "
+        "text in UTF-8, 512 tokens to 16 MiB, by which int4 finds the columns of weights that matter; unset: a mixed "
         "text that ships with Octavo",
     )
     seed: int = _setting(

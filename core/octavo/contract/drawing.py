@@ -58,7 +58,7 @@ def draw(logits: Floats, temperature: float, top_k: int, top_p: float, min_p: fl
 
     Args:
         logits: [V] float32, V at most MAX_VOCAB; not written to.
-        temperature: above 0.
+        temperature: above 0, at most 1e30: beyond, scores could be multiplied by 0, and masked ones be no numbers.
         top_k: 0 or less: all.
         top_p: in (0, 1]; 1: all.
         min_p: in [0, 1]; 0: all.

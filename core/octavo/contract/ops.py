@@ -140,7 +140,7 @@ class Sample(msgspec.Struct, frozen=True):
     Attributes:
         logits: not written to.
         rows: [n] int64, into the rows of logits.
-        temperature: [n] float64, above 0.
+        temperature: [n] float64, above 0, at most 1e30.
         top_k: [n] int64; 0 or less: all.
         top_p: [n] float64 in (0, 1]; 1: all.
         min_p: [n] float64 in [0, 1]; 0: all.
