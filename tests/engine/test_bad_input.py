@@ -1,12 +1,15 @@
 """What cannot be served is refused at once, in one line that names the rule, and alone."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from doubles.tiny_llm import Oracle, greedy
+from safetensors.torch import load_file, save_file
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError, RequestError
@@ -306,3 +309,23 @@ def test_a_bad_request_never_touches_its_batch(tiny: LLM, oracle: Oracle) -> Non
     assert [output.error is None for output in outputs] == [True, False, True, False]
     for output in outputs[::2]:
         oracle.check_greedy(output.prompt_token_ids, output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("num_beside", [0, 1])
+def test_a_token_without_numbers_spoils_no_cached_block_for_others(
+    num_beside: int, tiny_folder: Path, oracle: Oracle, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][300] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    llm = LLM(folder, dtype="float32", num_threads=1, block_size=16, num_blocks_override=64, max_num_batched_tokens=64)
+    shared = list(range(5, 37))
+    bad, good = [*shared, 300, *[7] * 60], [*shared, 9]  # the first chunk of `bad` fills the blocks of `shared`
+    beside = [good] * num_beside
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in (bad, *beside)], greedy(4))
+    assert outputs[0].error == "the model gave logits that are not numbers"
+    for output in [*outputs[1:], *llm.generate([{"prompt_token_ids": good}], greedy(4))]:
+        assert output.error is None
+        oracle.check_greedy(good, output.outputs[0].token_ids)

@@ -165,6 +165,12 @@ class BlockManager:
             tokens = token_ids[first : first + self.block_size]
             self.prefix.publish(table[index], chain.hashes[index], chain.parent(index), tokens, first=not index)
 
+    def forget(self, seq_id: int) -> None:
+        """No request is to find the blocks of a sequence any more: what they hold cannot be trusted."""
+        if self.prefix is not None:
+            for block in self._tables.get(seq_id, ()):
+                self.prefix.forget(block)
+
     def free(self, seq_id: int) -> None:
         """Close a block table; published blocks stay findable, the head of the chain longest."""
         self.pool.release(reversed(self._tables.pop(seq_id, [])))

@@ -95,6 +95,10 @@ class BlockPool:
         """Mark a held block as findable: from now on it is read-only."""
         self._published.add(block)
 
+    def unpublish(self, block: int) -> None:
+        """A held block cannot be found any more."""
+        self._published.discard(block)
+
     def unpublish_all(self) -> None:
         """Forget all published contents; free blocks become plain ones."""
         self._free.extend(self._evictable)

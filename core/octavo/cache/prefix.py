@@ -105,6 +105,12 @@ class PrefixCache:
         self._evicted.pop(hash_, None)
         self._pool.publish(block)
 
+    def forget(self, block: int) -> None:
+        """Make a held block unfindable; whoever holds it keeps it. Does nothing where it was never published."""
+        if block in self._keys:
+            self._pool.unpublish(block)
+            self._evict(block)
+
     def clear(self) -> None:
         """Forget everything; blocks in use stay with their sequences."""
         self._pool.unpublish_all()

@@ -135,6 +135,7 @@ class Request:
         self.grammar = grammar
         self.num_prompt_logprobs = num_prompt_logprobs  # positions scored so far
         self.num_prompt_done = num_prompt_done
+        self.from_cache = False  # it goes on from blocks that may be others' work
         self.num_cached_tokens: int | None = None  # of the prompt, by prefix hits at the first admission
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0

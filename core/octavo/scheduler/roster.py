@@ -77,6 +77,7 @@ class Roster:
                     seq.num_computed, seq.swapped = num_computed[seq.seq_id], None
         else:
             self._start(request.live[0], match)
+        request.from_cache = bool(tables) or match.num_tokens > 0
         request.state = RequestState.RUNNING
         if request.num_cached_tokens is None:
             self.waiting.charge(request, request.num_prompt_tokens - match.num_tokens)
@@ -95,7 +96,9 @@ class Roster:
         live = request.live
         leader = next((seq for seq in live if self._manager.has_table(seq.seq_id)), None)
         if leader is None:  # it finished before the others could share with it
-            self._start(live[0], self.match(request, live[0]))
+            match = self.match(request, live[0])
+            request.from_cache |= match.num_tokens > 0
+            self._start(live[0], match)
             return
         if leader.num_computed < request.num_prompt_tokens:
             return

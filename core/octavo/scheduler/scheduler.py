@@ -17,7 +17,13 @@ from octavo.config import SchedulerConfig
 from octavo.errors import RequestError
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.limits import Limits
-from octavo.scheduler.messages import ModelRunnerOutput, NewSequence, RequestUpdate, SchedulerOutput
+from octavo.scheduler.messages import (
+    ModelRunnerOutput,
+    NewSequence,
+    RequestUpdate,
+    SchedulerOutput,
+    SequenceFailure,
+)
 from octavo.scheduler.request import Request, RequestState, Sequence
 from octavo.scheduler.roster import Roster
 from octavo.scheduler.speculation import Speculation
@@ -149,7 +155,7 @@ class Scheduler:
         if result.failures:
             self._fail_sequences(result, step)
         for share in step.shares:
-            if share.request.is_finished:
+            if share.request.state is not RequestState.RUNNING:
                 continue
             if roster.suspects:
                 roster.suspects.pop(share.request.request_id, None)
@@ -348,9 +354,23 @@ class Scheduler:
         failed = {failure.seq_id: failure for failure in result.failures}
         for share in step.shares:
             for seq in (share.seq, *share.samples):
-                if seq.seq_id in failed and not share.request.is_finished:
-                    failure = failed[seq.seq_id]
-                    self.roster.fail(share.request, failure.message, failure.param)
+                if seq.seq_id in failed and share.request.state is RequestState.RUNNING:
+                    self._fail_sequence(share.request, failed[seq.seq_id])
+
+    def _fail_sequence(self, request: Request, failure: SequenceFailure) -> None:
+        """A token that is no number makes keys and values before it in its step such, in blocks that were published.
+
+        So nobody is to find the request's blocks any more; and one that went on from such blocks is computed again
+        without them, for the fault may be that of whoever wrote them.
+        """
+        if failure.param is not None:
+            return self.roster.fail(request, failure.message, failure.param)
+        for seq in request.live:
+            self.manager.forget(seq.seq_id)
+        request.num_failed_steps += 1
+        if request.from_cache and request.num_failed_steps < MAX_FAILED_STEPS:
+            return self.roster.preempt(request, f"{failure.message}; cached blocks are not trusted", swap=False)
+        return self.roster.fail(request, failure.message)
 
     def _advance(self, share: Share, result: ModelRunnerOutput) -> None:
         """A sequence has computed its share; those who draw have their tokens."""

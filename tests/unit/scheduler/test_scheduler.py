@@ -275,6 +275,58 @@ def test_a_failure_within_the_step_ends_one_request_and_publishes_nothing_of_it(
     bench.check_tokens("good")
 
 
+def step_that_fails(bench: Bench, *names: str) -> None:
+    """A step in which requests gave logits that are no numbers."""
+    output = bench.scheduler.schedule()
+    assert output is not None
+    result = bench.executor.execute_model(output)
+    ids = [bench.requests[name].sequences[0].seq_id for name in names]
+    tokens = {seq_id: ids_ for seq_id, ids_ in result.token_ids.items() if seq_id not in ids}
+    failures = tuple(SequenceFailure(seq_id, "NaN") for seq_id in ids)
+    bench.take(bench.scheduler.update(ModelRunnerOutput(tokens, failures=failures)))
+    bench.scheduler.check()
+
+
+def test_what_a_failed_request_published_before_is_not_found_again() -> None:
+    bench = Bench(max_num_batched_tokens=8)
+    bad = bench.add("bad", range(12))
+    bench.step()
+    assert bench.manager.prefix is not None and len(bench.manager.prefix) == 2
+    step_that_fails(bench, "bad")
+    assert bad.error == "NaN"
+    assert len(bench.manager.prefix) == 0
+    again = bench.add("again", range(12))
+    bench.run()
+    assert again.num_cached_tokens == 0
+    bench.check_tokens("again")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_who_went_on_from_blocks_that_cannot_be_trusted_is_computed_again_without_them(n: int) -> None:
+    bench = Bench()
+    bench.add("first", range(12))
+    bench.run()
+    innocent = bench.add("innocent", [*range(8), 50, 51], n=n)
+    step_that_fails(bench, "innocent")
+    assert innocent.error is None
+    assert (innocent.num_preemptions, innocent.num_cached_tokens) == (1, 8)
+    bench.run()
+    assert not innocent.from_cache
+    bench.check_all()
+    assert set(bench.reasons["innocent"].values()) == {"length"}
+
+
+def test_who_fails_again_and_again_ends() -> None:
+    bench = Bench()
+    bench.add("first", range(12))
+    bench.run()
+    bad = bench.add("bad", range(13))
+    step_that_fails(bench, "bad")
+    assert bad.error is None, "the blocks may have been at fault"
+    step_that_fails(bench, "bad")
+    assert bad.error == "NaN"
+
+
 def test_two_requests_of_one_name_are_refused() -> None:
     bench = Bench()
     bench.add("a", range(4))
