@@ -6,7 +6,7 @@ import pytest
 import torch
 from doubles.platforms import ToyPlatform
 
-from octavo.contract import OPS, OpImpl, OpSignature
+from octavo.contract import API_VERSION, OPS, OpImpl, OpSignature
 from octavo.hardware.resolve import OpResolver
 
 
@@ -15,7 +15,7 @@ def test_a_frozen_table_gives_the_bare_function(op: str) -> None:
     def kernel(args: Any) -> Any:
         return args
 
-    resolver = OpResolver(ToyPlatform([OpImpl(op, "toy", "native", kernel)]))
+    resolver = OpResolver(ToyPlatform([OpImpl(op, "toy", "native", kernel, api_version=API_VERSION)]))
     signature = OpSignature(op, torch.float32, "cpu")
     resolver.resolve(signature)
     resolver.freeze()

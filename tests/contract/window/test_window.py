@@ -14,7 +14,7 @@ import pytest
 import torch
 from doubles.plugins import platform_source, write_distribution
 
-from octavo.contract import OPS, AddedField, Capabilities, OpDefinition, OpSignature, RMSNorm
+from octavo.contract import API_VERSION, OPS, AddedField, Capabilities, OpDefinition, OpSignature, RMSNorm
 from octavo.contract import version as contract_version
 from octavo.hardware import registry as registry_module
 from octavo.hardware import resolve
@@ -152,7 +152,8 @@ def test_a_plugin_of_the_major_before_serves(
     assert create_platform(registry.platforms["older"]).memory_info().free > 0
 
 
-NEWER = """
+NEXT_MINOR = (API_VERSION[0], API_VERSION[1] + 1)
+NEWER = f"""
 import torch
 from octavo.contract import OpImpl, hookimpl
 from octavo.contract.reference import rms_norm
@@ -160,8 +161,8 @@ from octavo.contract.reference import rms_norm
 @hookimpl
 def octavo_ops(capabilities):
     return [
-        OpImpl("rms_norm", "newer", "portable", rms_norm, api_version=(0, 12)),
-        OpImpl("mixture_of_experts", "newer", "portable", lambda args: args, api_version=(0, 12)),
+        OpImpl("rms_norm", "newer", "portable", rms_norm, api_version={NEXT_MINOR}),
+        OpImpl("mixture_of_experts", "newer", "portable", lambda args: args, api_version={NEXT_MINOR}),
     ]
 
 @hookimpl(optionalhook=True)
@@ -171,7 +172,7 @@ def octavo_collectives(ranks):
 
 
 def test_a_plugin_of_a_newer_minor_serves_with_what_is_known_here(tmp_path: Path, discover_in: Discover) -> None:
-    source = platform_source("newer").replace("(0, 9)", "(0, 12)") + NEWER
+    source = platform_source("newer").replace("(0, 9)", str(NEXT_MINOR)) + NEWER
     write_distribution(tmp_path, "newer", {"newer": "newer_plugin"}, {"newer_plugin": source})
     registry = discover_in(tmp_path)
     offered = registry.ops(Capabilities())
